@@ -1,0 +1,167 @@
+"""The typed half of the run config: one dataclass per core group.
+
+Open groups (model, data, task, loss, export) are plain mappings with `_target_`, since users bring their own; see
+`build.py`. Nothing here imports torch, so that a typo is answered at once. Rules about one field stand in `__post_init__`
+of its class or in `RULES`; rules across fields in `check.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Precision(Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Backend(Enum):
+    auto = "auto"
+    nccl = "nccl"
+    gloo = "gloo"
+
+
+class Nonfinite(Enum):
+    """What all ranks do together with a step whose gradient isn't finite."""
+
+    skip = "skip"
+    stop = "stop"
+
+
+class Mode(Enum):
+    min = "min"
+    max = "max"
+
+
+class ScheduleKind(Enum):
+    constant = "constant"
+    cosine = "cosine"
+    plateau = "plateau"
+
+
+class StrategyKind(Enum):
+    single = "single"
+    ddp = "ddp"
+
+
+class SyncBatchNorm(Enum):
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
+class OptimKind(Enum):
+    adamw = "adamw"
+    adam = "adam"
+    sgd = "sgd"
+
+
+class LoggerKind(Enum):
+    console = "console"
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+
+
+@dataclass
+class TrainConfig:
+    """How long, how much at once, how often to look and to save."""
+
+    batch_size: int = 16  # clips of one process and one micro-batch
+    gradient_accumulation_steps: int = 1  # micro-batches per optimizer step
+    epochs: int = 5
+    max_steps: int | None = None  # optimizer steps; stops before `epochs` if reached first
+    max_time: str | None = None  # wall-clock limit, "HH:MM:SS" or "90m"; saves and exits 75
+    log_every: int = 10  # optimizer steps
+    save_interval: int = 1  # epochs; 0: only at the end
+    save_every_steps: int = 0  # optimizer steps; 0: off
+    eval_interval: int = 1  # epochs; 0: only at the end
+    eval_every_steps: int = 0  # optimizer steps; 0: off
+    precision: Precision = Precision.fp32
+    clip_norm: float | None = 5.0
+    ema_decay: float = 0.0  # 0: no moving average of the weights
+    nonfinite: Nonfinite = Nonfinite.skip
+    early_stop_patience: int = 0  # evaluations without a better `checkpoint.metric`; 0: off
+    compile: bool = False
+    device: str = "auto"  # auto | cpu | cuda
+    final_test: bool = True  # score the best weights on the test split at the end
+    deterministic: bool = False  # torch.use_deterministic_algorithms
+
+
+@dataclass
+class OptimConfig:
+    """Optimizer and learning-rate schedule."""
+
+    name: OptimKind = OptimKind.adamw
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    momentum: float = 0.9  # sgd only
+    schedule: ScheduleKind = ScheduleKind.cosine
+    warmup_steps: int = 0  # linear, optimizer steps
+    min_lr_ratio: float = 0.01  # where cosine ends and plateau stops, as a share of lr
+    plateau_factor: float = 0.5
+    plateau_patience: int = 2  # evaluations
+
+
+@dataclass
+class DistConfig:
+    """Where the work runs."""
+
+    name: StrategyKind = StrategyKind.single
+    num_procs: str = "1"  # a number, or auto: all GPUs of this machine (without GPUs: 1)
+    backend: Backend = Backend.auto
+    init_method: str = "auto"  # auto | env:// | tcp://host:port | file:///path
+    timeout_s: float = 300.0  # a collective that takes longer ends the run
+    start_timeout_s: float = 600.0  # for the ranks to find each other
+    sync_batchnorm: SyncBatchNorm = SyncBatchNorm.auto
+    bucket_cap_mb: float = 25.0
+    find_unused_parameters: bool = False
+    threads: int = 0  # intra-op threads of each rank; 0: cores divided by the ranks of this machine
+
+
+@dataclass
+class CheckpointConfig:
+    """What is kept."""
+
+    metric: str = "loss"  # a key of the validation scores
+    mode: Mode = Mode.min
+    keep_last: int = 2
+    keep_best: int = 1
+
+
+@dataclass
+class LoggerConfig:
+    """Where metrics go beside metrics.jsonl."""
+
+    name: LoggerKind = LoggerKind.console
+    project: str = "echofree"
+    entity: str | None = None
+    mode: str = "offline"  # wandb: offline | online | disabled
+    progress: str = "auto"  # auto: a bar on a terminal, plain lines elsewhere | on | off
+    level: str = "info"
+
+
+@dataclass
+class RunConfig:
+    """One run, complete. Frozen into `config.yaml` of the run directory before the first rank starts."""
+
+    model: Any = MISSING
+    data: Any = MISSING
+    task: Any = MISSING
+    loss: Any = MISSING
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    seed: int = 0
+    name: str = "run"
+    resume: str | None = None  # auto | a run directory | a checkpoint directory
+    output_root: str = "outputs"
