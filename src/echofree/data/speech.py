@@ -1,0 +1,175 @@
+"""Where talkers come from: the embedded readings or a user's folder, split so that no file is in two splits.
+
+A talker speaks by `SpeechPool.talk`: utterances of one speaker, one after another with pauses. How the few embedded
+voices become many is in `voice.py`.
+
+Legend: T samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from echofree import audio
+from echofree.errors import DataError
+
+EMBEDDED = Path(__file__).parent / "embedded"
+# Held-out readings of the embedded set; each split has at least two speakers.
+EMBEDDED_SPLIT = {
+    "valid": ("austen-0880", "cards-002"),
+    "test": ("austen-0930", "cards-003", "numbers-002"),
+}
+SPEAKER_PATTERN = r"^[^-]+(?=-)"
+HELD_OUT_SHARE = 0.06  # of the speakers (or files), for validation and again for test
+CACHE_SAMPLES = 60_000_000  # decoded speech kept in one process: an hour at 16 kHz, 240 MB
+MIN_UTTERANCE_S = 0.3
+HIGH_PASS_HZ = 50.0
+
+
+@dataclass(frozen=True)
+class Talker:
+    """One speaker.
+
+    Attributes:
+        name: the speaker as the file names tell, or the file's own stem.
+        paths: recordings of this speaker.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+
+
+class SpeechPool:
+    """Clean speech of one split.
+
+    Args:
+        split: train, valid or test.
+        sample_rate: Hz to which everything is resampled.
+        root: a user's folder, searched recursively; None for the embedded readings.
+        speaker_pattern: a regular expression; what it matches at the start of a stem is the speaker.
+
+    Raises:
+        DataError: no such folder, or too little in it to make three splits.
+    """
+
+    def __init__(
+        self, split: str, sample_rate: int, root: str | Path | None = None, speaker_pattern: str = SPEAKER_PATTERN
+    ):
+        self.split, self.sample_rate = split, sample_rate
+        self.embedded = root is None
+        if root is None:
+            paths = [p for p in sorted(EMBEDDED.glob("*.flac")) if _embedded_split(p) == split]
+            self.talkers = group_by_speaker(paths, speaker_pattern)
+        else:
+            everyone = group_by_speaker(list_audio(root, "data.speech_root"), speaker_pattern)
+            self.talkers = _share_out(everyone, split, root)
+        self._cache: OrderedDict[Path, np.ndarray] = OrderedDict()
+        self._cached_samples = 0
+
+    def wave(self, path: Path) -> np.ndarray:
+        """float32 [T] of one file, without rumble below 50 Hz, at an active level of about -26 dBFS. Read once."""
+        if path in self._cache:
+            self._cache.move_to_end(path)
+            return self._cache[path]
+        wave, _ = audio.read(path, self.sample_rate)
+        wave = level(high_pass(wave, self.sample_rate), self.sample_rate)
+        self._cache[path] = wave
+        self._cached_samples += len(wave)
+        while self._cached_samples > CACHE_SAMPLES and len(self._cache) > 1:
+            self._cached_samples -= len(self._cache.popitem(last=False)[1])
+        return wave
+
+    def talk(self, rng: np.random.Generator, talker: Talker, num_samples: int, pause_s: Sequence[float]) -> np.ndarray:
+        """Utterances of one speaker in a row -> float32 [num_samples].
+
+        Args:
+            pause_s: shortest and longest pause between two utterances.
+        """
+        out = np.zeros(num_samples, dtype=np.float32)
+        # Starting before 0 lets a clip begin in the middle of a sentence.
+        at = round(rng.uniform(-1.5, 0.8) * self.sample_rate)
+        while at < num_samples:
+            wave = self.wave(talker.paths[rng.integers(len(talker.paths))])
+            if len(wave) > 2 * num_samples:  # a long reading: any stretch of it
+                start = int(rng.integers(len(wave) - num_samples))
+                wave = wave[start : start + num_samples]
+            first, last = max(at, 0), min(at + len(wave), num_samples)
+            if last > first:
+                out[first:last] = wave[first - at : last - at]
+            at += len(wave) + round(rng.uniform(*pause_s) * self.sample_rate)
+        return out
+
+
+def list_audio(root: str | Path, key: str) -> list[Path]:
+    """Audio files below a folder, sorted by their path.
+
+    Raises:
+        DataError: naming `key` when the folder is missing or holds no audio.
+    """
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{key}={root}: no such folder. Give a folder with {', '.join(audio.EXTENSIONS[:2])} files.")
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in audio.EXTENSIONS and p.is_file())
+    if not paths:
+        raise DataError(f"{key}={root}: no audio files ({', '.join(audio.EXTENSIONS)}) in this folder or below it.")
+    return paths
+
+
+def group_by_speaker(paths: Sequence[Path], pattern: str) -> list[Talker]:
+    """Files -> talkers, sorted by name."""
+    groups: dict[str, list[Path]] = {}
+    for path in paths:
+        match = re.match(pattern, path.stem)
+        groups.setdefault(match.group(0) if match else path.stem, []).append(path)
+    return [Talker(name, tuple(files)) for name, files in sorted(groups.items())]
+
+
+def stable_order(name: str) -> str:
+    """A key that puts names in an arbitrary order, the same on every machine."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def high_pass(wave: np.ndarray, rate_hz: int, corner_hz: float = HIGH_PASS_HZ) -> np.ndarray:
+    """Removes DC and rumble without phase shift: float32 [T] -> [T]."""
+    spectrum = np.fft.rfft(wave)
+    freq_hz = np.fft.rfftfreq(len(wave), 1.0 / rate_hz)
+    gain = np.clip((freq_hz - 0.6 * corner_hz) / (0.8 * corner_hz), 0.0, 1.0).astype(np.float32)
+    return np.fft.irfft(spectrum * gain, len(wave)).astype(np.float32)
+
+
+def level(wave: np.ndarray, rate_hz: int, target_db: float = -26.0) -> np.ndarray:
+    """Scales so that the active frames have `target_db` dBFS; silence stays as it is."""
+    frame = max(rate_hz // 50, 1)
+    count = len(wave) // frame
+    if count == 0:
+        return wave
+    power = np.square(wave[: count * frame], dtype=np.float64).reshape(count, frame).mean(axis=1)
+    active = power > power.max() * 1e-3
+    mean = power[active].mean() if active.any() else 0.0
+    return wave if mean < 1e-12 else (wave * np.sqrt(10 ** (target_db / 10) / mean)).astype(np.float32)
+
+
+def _embedded_split(path: Path) -> str:
+    return next((split for split, stems in EMBEDDED_SPLIT.items() if path.stem in stems), "train")
+
+
+def _share_out(talkers: list[Talker], split: str, root: str | Path) -> list[Talker]:
+    """Speakers to splits; with few speakers, files to splits."""
+    if len(talkers) < 12:
+        talkers = [Talker(f"{t.name}/{p.stem}", (p,)) for t in talkers for p in t.paths]
+    if len(talkers) < 6:
+        raise DataError(
+            f"data.speech_root={root}: {len(talkers)} files; at least 6 are needed, two each for training, validation "
+            "and test."
+        )
+    order = sorted(talkers, key=lambda t: stable_order(t.name))
+    held = max(2, round(HELD_OUT_SHARE * len(order)))
+    parts = {"valid": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}
+    return sorted(parts[split], key=lambda t: t.name)
