@@ -14,13 +14,13 @@ from torch import Tensor
 from echofree.contracts import Batch, Clip
 
 
-def collate(clips: Sequence[Clip], filler: Sequence[bool] | None = None, sample_rate: int = 16000) -> Batch:
+def collate(clips: Sequence[Clip], sample_rate: int, filler: Sequence[bool] | None = None) -> Batch:
     """Stacks clips, padding each with zeros on the right.
 
     Args:
         clips: B clips; arrays of one clip have one length.
-        filler: True for a clip that only keeps ranks in step: its weight becomes 0.
         sample_rate: Hz; turns samples into seconds.
+        filler: True for a clip that only keeps ranks in step: its weight becomes 0.
 
     Raises:
         ValueError: no clips, or a flag missing.
