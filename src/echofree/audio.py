@@ -1,7 +1,8 @@
 """Audio files in and out: one place that decides about rates, channels, scales and broken files.
 
-`read` gives mono float32 in [-1, 1] at the rate asked for, or raises `DataError` with the file and what is wrong with it:
-missing, empty, truncated, not audio, a git-LFS pointer, NaN, integers stored as floats. `write` never leaves half a file.
+`read` gives mono float32 in [-1, 1] at the rate asked for, or raises `DataError` with the file and what is wrong with
+it: missing, empty, truncated, not audio, a git-LFS pointer, NaN, integers stored as floats. `write` never leaves half a
+file.
 
 Legend: T samples, C channels.
 """
@@ -118,7 +119,7 @@ def pick_channel(wave: np.ndarray, channel: str | int, path: str | os.PathLike[s
 
 
 def resample(wave: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """float32 [T] at `from_hz` -> float32 [round(T * to_hz / from_hz)], aligned in time. Equal rates: the same array."""
+    """float32 [T] at `from_hz` -> float32 [round(T * to_hz / from_hz)], aligned in time; equal rates: `wave`."""
     if from_hz == to_hz:
         return wave
     import soxr
