@@ -16,9 +16,8 @@ SEED_VARIABLE = "ECHOFREE_TEST_SEED"
 BASE_SEED = int(os.environ.get(SEED_VARIABLE, secrets.randbelow(2**31)))
 
 # Left by a launcher or a shell, these change what a run does. SLURM_CONF stays: the slurm tests need it.
-FOREIGN = ("SLURM_", "SUBMITIT_", "TORCHELASTIC_", "WANDB_", "HYDRA_", "ECHOFREE_", "NCCL_", "GLOO_")
-FOREIGN_NAMES = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE
-    MASTER_ADDR MASTER_PORT""".split()
+FOREIGN = ("SLURM_", "SUBMITIT_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_")
+FOREIGN += ("WANDB_", "HYDRA_", "ECHOFREE_", "NCCL_", "GLOO_")
 KEPT = {"SLURM_CONF", "ECHOFREE_SHARED_AUDIO", SEED_VARIABLE}
 
 
@@ -51,7 +50,7 @@ def clean_environment() -> Iterator[None]:
     """No variable of a launcher reaches a test, and nothing that a test sets reaches the next one."""
     before, folder = dict(os.environ), os.getcwd()
     for name in before:
-        if (name in FOREIGN_NAMES or name.startswith(FOREIGN)) and name not in KEPT:
+        if name.startswith(FOREIGN) and name not in KEPT:
             del os.environ[name]
     yield
     os.environ.clear()

@@ -72,7 +72,7 @@ class Progress:
         """Writes a whole line (to `stream`, or to the stream of the bar) without tearing the bar."""
         out = self.stream if stream is None else stream
         had_bar = self._bar_width > 0
-        self._erase()
+        self.hide()
         out.write(line + "\n")
         out.flush()
         if had_bar and not self._closed:
@@ -127,7 +127,8 @@ class Progress:
         parts += [f"{name} {number(value)}" for name, value in self.fields.items()]
         return "  ".join(parts)
 
-    def _erase(self) -> None:
+    def hide(self) -> None:
+        """Takes the bar off the terminal; the next `update` brings it back. For whoever else writes to it."""
         if self._bar_width > 0:
             self.stream.write("\r" + " " * self._bar_width + "\r")
             self.stream.flush()
