@@ -1,8 +1,8 @@
 """The typed half of the run config: one dataclass per core group.
 
 Open groups (model, data, task, loss, export) are plain mappings with `_target_`, since users bring their own; see
-`build.py`. Nothing here imports torch, so that a typo is answered at once. Rules about one field stand in `__post_init__`
-of its class or in `RULES`; rules across fields in `check.py`.
+`build.py`. Nothing here imports torch, so that a typo is answered at once. The comment behind a key is its line in
+`--help`. Rules about values stand in `check.py`.
 """
 
 from __future__ import annotations
@@ -164,4 +164,5 @@ class RunConfig:
     seed: int = 0
     name: str = "run"
     resume: str | None = None  # auto | a run directory | a checkpoint directory
+    resume_allow: list[str] = field(default_factory=list)  # keys or groups that may differ from the resumed run
     output_root: str = "outputs"

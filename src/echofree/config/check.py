@@ -1,0 +1,290 @@
+"""Rules about values and across fields, for a config whose types are right already. All problems come back together.
+
+Adding a rule: one about a single key goes into `RANGES`, one about several into a function of `RULES`. Each text names
+key and value, says what is valid, and ends with what to type.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from echofree.config.schema import Backend, LoggerKind, Mode, ScheduleKind, StrategyKind
+
+Test = Callable[[Any], bool]
+
+# Metrics that need nothing beyond the core, and those of the extra `metrics`. "loss" is always there.
+SCORES_UP = (
+    "si_sdr",
+    "si_sdr_improvement",
+    "erle",
+    "true_erle",
+    "speech_survival",
+    "pesq",
+    "stoi",
+    "aecmos",
+    "aecmos_echo",
+)
+
+_at_least_1: tuple[Test, str] = (lambda v: v >= 1, "at least 1")
+_at_least_0: tuple[Test, str] = (lambda v: v >= 0, "at least 0")
+_positive: tuple[Test, str] = (lambda v: v > 0 and math.isfinite(v), "greater than 0")
+_below_1: tuple[Test, str] = (lambda v: 0 <= v < 1, "from 0 up to, but without, 1")
+_share: tuple[Test, str] = (lambda v: 0 <= v <= 1, "from 0 to 1")
+
+
+def _one_of(*names: str) -> tuple[Test, str]:
+    return (lambda v: v in names, " | ".join(names))
+
+
+# key -> (test, what is valid, what to type). null passes where the type allows it.
+RANGES: dict[str, tuple[tuple[Test, str], str]] = {
+    "train.batch_size": (_at_least_1, "train.batch_size=16"),
+    "train.gradient_accumulation_steps": (_at_least_1, "train.gradient_accumulation_steps=1"),
+    "train.epochs": (_at_least_1, "train.epochs=5"),
+    "train.max_steps": (_at_least_1, "train.max_steps=1000, or null for no limit"),
+    "train.log_every": (_at_least_1, "train.log_every=10"),
+    "train.save_interval": (_at_least_0, "train.save_interval=1, or 0 for a save at the end only"),
+    "train.save_every_steps": (_at_least_0, "train.save_every_steps=1000, or 0 to leave it off"),
+    "train.eval_interval": (_at_least_0, "train.eval_interval=1, or 0 for an evaluation at the end only"),
+    "train.eval_every_steps": (_at_least_0, "train.eval_every_steps=1000, or 0 to leave it off"),
+    "train.clip_norm": (_positive, "train.clip_norm=5.0, or null for no clipping"),
+    "train.ema_decay": (_below_1, "train.ema_decay=0.999, or 0 to leave it off"),
+    "train.early_stop_patience": (_at_least_0, "train.early_stop_patience=5, or 0 to leave it off"),
+    "train.device": (
+        (lambda v: bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", v)), "auto | cpu | cuda"),
+        "train.device=auto",
+    ),
+    "optim.lr": (_positive, "optim.lr=1e-3"),
+    "optim.weight_decay": (_at_least_0, "optim.weight_decay=0.01"),
+    "optim.beta1": (_below_1, "optim.beta1=0.9"),
+    "optim.beta2": (_below_1, "optim.beta2=0.999"),
+    "optim.eps": (_positive, "optim.eps=1e-8"),
+    "optim.momentum": (_below_1, "optim.momentum=0.9"),
+    "optim.warmup_steps": (_at_least_0, "optim.warmup_steps=100"),
+    "optim.min_lr_ratio": (_share, "optim.min_lr_ratio=0.01"),
+    "optim.plateau_factor": ((lambda v: 0 < v < 1, "between 0 and 1"), "optim.plateau_factor=0.5"),
+    "optim.plateau_patience": (_at_least_0, "optim.plateau_patience=2"),
+    "dist.timeout_s": (_positive, "dist.timeout_s=300"),
+    "dist.start_timeout_s": (_positive, "dist.start_timeout_s=600"),
+    "dist.bucket_cap_mb": (_positive, "dist.bucket_cap_mb=25"),
+    "dist.threads": (_at_least_0, "dist.threads=0 for the cores divided by the ranks"),
+    "dist.init_method": (
+        (
+            lambda v: v in ("auto", "env://") or v.startswith(("tcp://", "file:///")),
+            "auto | env:// | tcp://HOST:PORT | file:///PATH",
+        ),
+        "dist.init_method=auto",
+    ),
+    "checkpoint.keep_last": (_at_least_1, "checkpoint.keep_last=2"),
+    "checkpoint.keep_best": (_at_least_0, "checkpoint.keep_best=1"),
+    "logger.mode": (_one_of("offline", "online", "disabled"), "logger.mode=offline"),
+    "logger.progress": (_one_of("auto", "on", "off"), "logger.progress=auto"),
+    "logger.level": (_one_of("debug", "info", "warning", "error"), "logger.level=info"),
+    "seed": ((lambda v: 0 <= v < 2**63, "from 0 to 2^63 - 1"), "seed=0"),
+    "name": (
+        (
+            lambda v: bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", v)),
+            "letters, digits and . _ -, as it names a folder",
+        ),
+        "name=my_run",
+    ),
+}
+
+
+def problems(config: DictConfig, choices: Mapping[str, str] | None = None) -> list[str]:
+    """Every broken rule of `config`, as texts; empty when it can run.
+
+    Args:
+        config: a RunConfig, types checked.
+        choices: group -> option chosen, for rules about a choice as such.
+    """
+    missing = _unresolved(config)
+    found = list(missing)
+    for key, ((test, valid), remedy) in RANGES.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and not test(value):
+            found.append(f"{key}={value}: must be {valid}. Type: {remedy}")
+    for rule in RULES:
+        found += list(rule(config, choices or {}))
+    return found
+
+
+def _unresolved(config: DictConfig) -> Iterator[str]:
+    """Values that are not given, and interpolations that lead nowhere."""
+    for key in sorted(OmegaConf.missing_keys(config)):
+        yield f"{key} is not given. Type: {key}=..."
+    for key, value in _interpolations(config):
+        try:
+            OmegaConf.select(config, key, throw_on_missing=False)
+        except OmegaConfBaseException as error:
+            yield f"{key}={value}: can't be resolved ({str(error).splitlines()[0]}). Type: {key}=<value>"
+
+
+def _interpolations(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    plain = OmegaConf.to_container(node, resolve=False)
+    stack: list[tuple[str, Any]] = [(prefix, plain)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, dict):
+            stack += [(f"{path}.{k}" if path else str(k), v) for k, v in value.items()]
+        elif isinstance(value, list):
+            stack += [(f"{path}.{i}", v) for i, v in enumerate(value)]
+        elif isinstance(value, str) and "${" in value:
+            yield path, value
+
+
+def max_time_s(text: str) -> float:
+    """Seconds of a wall-clock limit: "HH:MM:SS", "D-HH:MM:SS", "90m", "2h", "1.5d", "45s" or plain seconds.
+
+    Raises:
+        ValueError: none of these, or not above 0.
+    """
+    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text)
+    units = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text)
+    if clock:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        total = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    elif units:
+        total = float(units.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[units.group(2)]
+    else:
+        raise ValueError(text)
+    if total <= 0:
+        raise ValueError(text)
+    return total
+
+
+def num_procs(text: str) -> int | None:
+    """The number of ranks asked for, None for `auto`.
+
+    Raises:
+        ValueError: neither a whole number from 1 up nor auto.
+    """
+    if text == "auto":
+        return None
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _train(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    train = config.train
+    if train.max_time is not None:
+        try:
+            max_time_s(train.max_time)
+        except ValueError:
+            yield f"train.max_time={train.max_time}: no duration (HH:MM:SS, 90m, 2h, 1d). Type: train.max_time=90m"
+    if train.max_steps is not None and config.optim.warmup_steps >= train.max_steps >= 1:
+        yield (
+            f"optim.warmup_steps={config.optim.warmup_steps} leaves none of train.max_steps={train.max_steps} after "
+            f"the warm-up. Type: optim.warmup_steps={train.max_steps // 10}"
+        )
+    if train.early_stop_patience > 0 and train.eval_interval == 0 and train.eval_every_steps == 0:
+        yield (
+            f"train.early_stop_patience={train.early_stop_patience} needs evaluations during training, but "
+            "train.eval_interval=0 and train.eval_every_steps=0. Type: train.eval_interval=1"
+        )
+    if choices.get("model") == "linear":
+        yield (
+            "model=linear has nothing to train: it adapts while it runs. Score it with: "
+            "python -m echofree.evaluate model=linear"
+        )
+
+
+def _optim(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    optim, train = config.optim, config.train
+    no_eval = train.eval_interval == 0 and train.eval_every_steps == 0
+    if optim.schedule == ScheduleKind.plateau and no_eval:
+        yield (
+            "optim.schedule=plateau looks at evaluations, but train.eval_interval=0 and train.eval_every_steps=0. "
+            "Type: train.eval_interval=1, or optim.schedule=cosine"
+        )
+
+
+def _dist(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    dist = config.dist
+    try:
+        number = num_procs(dist.num_procs)
+    except ValueError:
+        yield f"dist.num_procs={dist.num_procs}: must be a whole number from 1 up, or auto. Type: dist.num_procs=2"
+        return
+    if dist.name == StrategyKind.single:
+        if number != 1:
+            yield (
+                f"dist=single runs one process, but dist.num_procs={dist.num_procs}. "
+                f"Type: dist=ddp dist.num_procs={dist.num_procs}"
+            )
+        world = os.environ.get("WORLD_SIZE", "1")
+        if "TORCHELASTIC_RUN_ID" in os.environ and world != "1":
+            yield f"torchrun started {world} processes; dist=single would make them {world} equal runs. Type: dist=ddp"
+        if dist.backend == Backend.nccl:
+            yield "dist.backend=nccl would be ignored by dist=single. Type: dist=ddp dist.backend=nccl"
+        return
+    if dist.backend == Backend.nccl:
+        if config.train.device == "cpu":
+            yield "dist.backend=nccl works on GPUs only, but train.device=cpu. Type: dist.backend=gloo"
+        elif not _has_cuda():
+            yield "dist.backend=nccl needs a GPU that torch can use, and there is none here. Type: dist.backend=auto"
+    if config.train.device.startswith("cuda:"):
+        yield (
+            f"train.device={config.train.device} would put all ranks of dist={dist.name.value} on one GPU. "
+            "Type: train.device=cuda (one GPU per rank), and choose them with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _has_cuda() -> bool:
+    import torch  # only a config that asks for nccl pays for it
+
+    return torch.cuda.is_available()
+
+
+def _device(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    if config.train.device.startswith("cuda") and not _has_cuda():
+        yield f"train.device={config.train.device}: torch finds no GPU here. Type: train.device=auto"
+
+
+def _checkpoint(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    checkpoint = config.checkpoint
+    known = ("loss", *SCORES_UP)
+    if checkpoint.metric not in known:
+        yield (
+            f"checkpoint.metric={checkpoint.metric}: no such score. Available: {', '.join(known)}. "
+            "Type: checkpoint.metric=loss"
+        )
+    elif checkpoint.mode != (Mode.min if checkpoint.metric == "loss" else Mode.max):
+        right = "min" if checkpoint.metric == "loss" else "max"
+        yield (
+            f"checkpoint.mode={checkpoint.mode.value} keeps the worst by checkpoint.metric={checkpoint.metric}. "
+            f"Type: checkpoint.mode={right}"
+        )
+
+
+def _logger(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    name = config.logger.name.value
+    if config.logger.name == LoggerKind.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        yield "logger=tensorboard needs a package that isn't installed. Type: pip install 'echofree[tensorboard]'"
+    if config.logger.name != LoggerKind.wandb:
+        if config.logger.entity is not None:
+            yield f"logger.entity={config.logger.entity} is read by wandb only, but logger={name}. Type: logger=wandb"
+        if config.logger.mode != "offline":
+            yield f"logger.mode={config.logger.mode} is read by wandb only, but logger={name}. Type: logger=wandb"
+
+
+def _paths(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    root = Path(config.output_root)
+    if root.exists() and not root.is_dir():
+        yield f"output_root={config.output_root} is a file, but run directories go there. Type: output_root=outputs"
+    if config.resume_allow and config.resume is None:
+        yield f"resume_allow={list(config.resume_allow)} is read only beside resume=. Type: resume=auto"
+
+
+RULES = (_train, _optim, _dist, _device, _checkpoint, _logger, _paths)

@@ -1,0 +1,111 @@
+"""The run config as it is written, read back and told apart: plain containers, complete, resolved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from echofree.config.override import flat, nearest
+from echofree.config.schema import RunConfig
+from echofree.errors import ConfigError
+
+# Where a run writes and how it looks on the screen: no part of what is computed, so no part of the hash.
+OPERATIONAL = ("name", "output_root", "resume", "resume_allow", "logger")
+
+
+def freeze(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Plain dicts, lists, strings and numbers: interpolations resolved, enums as their names. What config.yaml holds.
+
+    Raises:
+        ConfigError: a value is missing or an interpolation leads nowhere.
+    """
+    node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
+    try:
+        plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True, enum_to_str=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def thaw(plain: Mapping[str, Any], source: str = "config.yaml") -> DictConfig:
+    """The typed run config of a frozen one.
+
+    Args:
+        plain: what `freeze` gave, or the contents of a config.yaml.
+        source: its file, for error texts.
+
+    Raises:
+        ConfigError: keys that this version doesn't know, or values of a wrong type; all of them.
+    """
+    schema = OmegaConf.structured(RunConfig)
+    config: DictConfig = schema.copy()
+    problems = []
+    known = list(flat(schema))
+    for key, value in plain.items():
+        for path, leaf in _typed_leaves(str(key), value, schema):
+            try:
+                OmegaConf.update(config, path, leaf, merge=False)
+            except OmegaConfBaseException as error:
+                near = nearest(path, known)
+                exists = path in known
+                problems.append(
+                    f"{source}: {path}={leaf} "
+                    + (
+                        f"isn't valid ({str(error).splitlines()[0]})"
+                        if exists
+                        else "is a key this version doesn't know"
+                    )
+                    + (f". Nearest: {near}" if near and not exists else "")
+                    + ". Correct the file, or use the version of EchoFree named in run.json beside it"
+                )
+    problems += [f"{source}: {key} is missing" for key in sorted(OmegaConf.missing_keys(config)) if "." not in key]
+    if problems:
+        raise ConfigError(problems)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def _typed_leaves(key: str, value: Any, schema: DictConfig) -> list[tuple[str, Any]]:
+    """The leaves of a typed group one by one, so that each wrong one is told; anything else as it is."""
+    if isinstance(value, Mapping) and key in schema and OmegaConf.is_dict(schema._get_node(key)):
+        return [(f"{key}.{name}", leaf) for name, leaf in value.items()]
+    return [(key, value)]
+
+
+def dump(config: DictConfig | Mapping[str, Any]) -> str:
+    """The text of config.yaml."""
+    return OmegaConf.to_yaml(OmegaConf.create(freeze(config)))
+
+
+def load(run_dir: Path) -> DictConfig:
+    """The typed config of a run directory.
+
+    Raises:
+        ConfigError: there is none, or this version can't read it.
+    """
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(
+            f"{run_dir} is no run directory: it has no config.yaml. Type the path of one, such as outputs/tiny/<date_time>"
+        )
+    # OmegaConf's reader, since plain YAML 1.1 takes 1e-05 for a word
+    plain = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(plain, dict)
+    return thaw({str(key): value for key, value in plain.items()}, str(path))
+
+
+def digest(config: DictConfig | Mapping[str, Any]) -> str:
+    """12 hex digits over the complete config, defaults included, without what doesn't change the result.
+
+    Two runs with equal digests computed the same thing; any default that changes later changes the digest too.
+    """
+    plain = freeze(config) if isinstance(config, DictConfig) else dict(config)
+    kept = {key: value for key, value in plain.items() if key not in OPERATIONAL}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
