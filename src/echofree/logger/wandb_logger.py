@@ -32,7 +32,7 @@ class WandbLogger:
     """Sends every number of every record to wandb.
 
     A run that is resumed from a checkpoint repeats the steps since that checkpoint. Those were sent already, so each
-    kind of record goes on behind the last step sent; that step is kept in wandb/echofree_position.json.
+    kind of record goes on behind the last step sent, which is kept in wandb/echofree_position.json.
 
     Args:
         run_dir: the run directory; wandb's files go into `wandb/` of it.
@@ -49,7 +49,8 @@ class WandbLogger:
             raise ConfigError(f"logger.mode is {mode!r}; it can be {', '.join(MODES)}. Type: logger.mode=offline")
         self.run_dir, self.project, self.entity, self.mode = run_dir, project, entity, mode
         self.position_file = run_dir / "wandb" / POSITION
-        self.position: dict[str, int] = {}  # last step sent, by the first word of the metric's name
+        self.rows = 0  # rows sent by all attempts together
+        self.last_step: dict[str, int] = {}  # last step sent, by the first word of the metric's name
         self.run: Any = None
 
     def start(self, run: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -61,7 +62,8 @@ class WandbLogger:
         mode: Any = self._decide(wandb)
         self.position_file.parent.mkdir(parents=True, exist_ok=True)
         if self.position_file.exists():
-            self.position = json.loads(self.position_file.read_text(encoding="utf-8"))
+            position = json.loads(self.position_file.read_text(encoding="utf-8"))
+            self.rows, self.last_step = position["rows"], position["last_step"]
         self.run = wandb.init(
             project=self.project,
             entity=self.entity,
@@ -69,7 +71,7 @@ class WandbLogger:
             dir=str(self.run_dir),
             id=str(run["id"]),
             name=str(run.get("name", run["id"])),
-            resume="allow" if mode == "online" else None,  # offline there is nobody to ask; the id joins on sync
+            resume="allow",  # offline nobody can be asked: it is written down, and `wandb sync` joins by the id
             config=dict(config),
             reinit="create_new",
             settings=_settings(wandb, mode),
@@ -86,11 +88,15 @@ class WandbLogger:
         if not values:
             return
         head = next(iter(values)).split("/")[0]
-        if step <= self.position.get(head, -1):
+        if step <= self.last_step.get(head, -1):
             return
-        self.run.log({"step": step, **({"epoch": record["epoch"]} if "epoch" in record else {}), **values})
-        self.position[head] = step
-        self.position_file.write_text(json.dumps(self.position), encoding="utf-8")
+        if "epoch" in record:
+            values["epoch"] = float(record["epoch"])
+        # wandb's own counter would start at 0 again after a resume, and rows that come twice are dropped
+        self.run.log({"step": step, **values}, step=self.rows)
+        self.rows += 1
+        self.last_step[head] = step
+        self.position_file.write_text(json.dumps({"rows": self.rows, "last_step": self.last_step}), encoding="utf-8")
 
     def finish(self, status: str) -> None:
         """Closes the tracked run: finished for "done", preempted for "preempted", failed for all else."""
@@ -102,10 +108,10 @@ class WandbLogger:
         """online only with a key and a server that answers; says on the console when it has to be offline."""
         if self.mode != "online":
             return self.mode
-        if not wandb.login(prompt=False, verify=False):
+        settings = wandb.setup(settings=wandb.Settings(silent=True)).settings
+        problem = unreachable(settings.base_url)  # first: login takes its time to find that out
+        if not problem and not wandb.login(prompt=False, verify=False):
             problem = "there is no API key; type: wandb login"
-        else:
-            problem = unreachable(wandb.setup().settings.base_url)
         if problem:
             log.warning("logger.mode=online isn't possible (%s): this run is tracked offline", problem)
             return "offline"
