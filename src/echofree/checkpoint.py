@@ -1,0 +1,310 @@
+"""Checkpoints that can't hurt: complete exactly when their manifest is there.
+
+A save goes to a uniquely named temporary folder: shards, flush, barrier, then rank 0 writes the manifest with sizes and
+checksums and renames. Whatever ends the process in between leaves the earlier checkpoints untouched and a folder that
+is never taken for one. Files hold tensors and plain containers only and load with the safe loader; names carry no
+wrapper.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from echofree.dist.world import World
+from echofree.errors import CheckpointError, EchoFreeError
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+PREFIX = "step-"
+
+
+# --- one checkpoint -------------------------------------------------------------------------------------------------
+
+
+def save(
+    root: Path, step: int, shared: Mapping[str, Any], own: Mapping[str, Any], about: Mapping[str, Any], world: World
+) -> Path:
+    """Writes `root/step-000100`; every rank calls it.
+
+    Args:
+        shared: file stem -> content, written by rank 0 (model, optimizer, ...).
+        own: what only this rank knows (its random state), one file per rank.
+        about: goes into the manifest: run id, step, epoch, scores, world.
+
+    Returns:
+        The finished folder, on every rank.
+
+    Raises:
+        EchoFreeError: no space, or the folder vanished; the earlier checkpoints are as they were.
+    """
+    target = root / f"{PREFIX}{step:06d}"
+    temporary = Path(world.from_first(str(root / f".tmp-{target.name}-{uuid.uuid4().hex[:8]}")))
+    problem = ""
+    try:
+        if world.is_first:
+            temporary.mkdir(parents=True)
+            for stem, content in shared.items():
+                _write(temporary / f"{stem}.pt", content)
+        world.barrier()
+        _write(temporary / f"rank{world.rank}.pt", own)
+    except OSError as error:
+        problem = f"rank {world.rank}: {error}"
+    problems = [p for p in world.gather(problem) if p]
+    if not problems and world.is_first:
+        try:
+            _publish(temporary, target, about)
+        except OSError as error:
+            problems = [str(error)]
+    problems = world.from_first(problems)
+    if problems:
+        if world.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise EchoFreeError(
+            f"checkpoint {target} could not be written: {'; '.join(problems)}. Earlier checkpoints are untouched. Free "
+            "some space (or lower checkpoint.keep_last) and start again with resume=auto"
+        )
+    return target
+
+
+def _write(path: Path, content: Any) -> None:
+    try:
+        with open(path, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
+        raise OSError(f"{path.name}: {error}") from error
+
+
+def _publish(temporary: Path, target: Path, about: Mapping[str, Any]) -> None:
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(temporary.glob("*.pt"))}
+    manifest = {"format": FORMAT, **about, "saved": time.time(), "files": files}
+    _write_text(temporary / MANIFEST, json.dumps(manifest, indent=1))
+    if target.exists():
+        # the same step again, after a resume from an earlier one: move the old aside first, so that one is always whole
+        aside = target.with_name(f".old-{target.name}-{uuid.uuid4().hex[:8]}")
+        os.replace(target, aside)
+        os.replace(temporary, target)
+        shutil.rmtree(aside)
+    else:
+        os.replace(temporary, target)
+    _sync_folder(target.parent)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces `path` as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        _write_text(temporary, text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a complete checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it's from a newer format.
+    """
+    path = folder / MANIFEST
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} is not a complete checkpoint: it has no {MANIFEST}. Name a run directory, or a folder "
+            f"checkpoints/{PREFIX}NNNNNN that has one"
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} can't be read as JSON: {error}. Take an earlier checkpoint") from error
+    if content.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {content.get('format')!r}, this EchoFree reads format {FORMAT}. Use the EchoFree "
+            f"version "
+            f"that wrote it ({content.get('version', 'unknown')})"
+        )
+    return content
+
+
+def damage(folder: Path) -> str:
+    """Why the checkpoint can't be trusted; "" when sizes and checksums agree with its manifest."""
+    try:
+        content = manifest(folder)
+    except CheckpointError as error:
+        return str(error)
+    for name, facts in content["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != facts["bytes"]:
+            return f"{path} has {path.stat().st_size} bytes, its manifest says {facts['bytes']}: truncated"
+        if _sha256(path) != facts["sha256"]:
+            return f"{path} has another checksum than its manifest says: it changed after it was written"
+    return ""
+
+
+def load(folder: Path, stem: str) -> Any:
+    """One file of a checkpoint, on the CPU, through torch's safe loader.
+
+    Raises:
+        CheckpointError: the file is missing or not what it should be.
+    """
+    path = folder / f"{stem}.pt"
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing, although {folder / MANIFEST} names it") from error
+    except Exception as error:
+        raise CheckpointError(f"{path} can't be loaded: {error}") from error
+
+
+# --- the checkpoints of a run ---------------------------------------------------------------------------------------
+
+
+def complete(root: Path) -> list[Path]:
+    """Folders under `root` that carry a manifest, oldest step first. Half-written ones are not listed."""
+    return sorted(p for p in root.glob(f"{PREFIX}*") if (p / MANIFEST).is_file())
+
+
+def newest_good(root: Path) -> Path | None:
+    """The newest undamaged checkpoint; damaged ones are passed over with a warning."""
+    for folder in sorted(root.glob(f"{PREFIX}*"), reverse=True):
+        why = damage(folder)
+        if not why:
+            return folder
+        log.warning("passing over %s: %s", folder.name, why)
+    return None
+
+
+def point(root: Path, name: str, folder: Path) -> None:
+    """`checkpoints/<name>` names one checkpoint of the same folder."""
+    write_text(root / name, folder.name + "\n")
+
+
+def pointed(root: Path, name: str) -> Path | None:
+    """What `checkpoints/<name>` names, if that is there."""
+    path = root / name
+    if not path.is_file():
+        return None
+    folder = root / path.read_text(encoding="utf-8").strip()
+    return folder if (folder / MANIFEST).is_file() else None
+
+
+def retain(root: Path, run_id: str, keep_last: int, keep_best: int, metric: str, mode: str) -> list[Path]:
+    """Removes what isn't among the last `keep_last` or the best `keep_best`; -> what was removed.
+
+    Runs after a successful save. Counts complete checkpoints only, never removes the last good one, and never touches
+    what another run wrote. The history is in the manifests, so that a resume forgets nothing.
+    """
+    mine = [(p, manifest(p)) for p in complete(root)]
+    mine = [(p, m) for p, m in mine if m.get("run_id") == run_id]
+    keep = {p for p, _ in mine[-max(1, keep_last) :]}
+    scored = [(m["scores"][metric], p) for p, m in mine if m.get("scores", {}).get(metric) is not None]
+    scored.sort(key=lambda pair: pair[0], reverse=mode == "max")
+    keep |= {p for _, p in scored[:keep_best]}
+    keep |= {p for p in (pointed(root, "last"), pointed(root, "best")) if p is not None}
+    removed = []
+    for folder, _ in mine:
+        if folder not in keep:
+            # the manifest goes first: a kill in between leaves a folder that nobody takes for a checkpoint
+            (folder / MANIFEST).unlink()
+            shutil.rmtree(folder)
+            removed.append(folder)
+    return removed
+
+
+def find(path: str | os.PathLike[str]) -> Path:
+    """A run directory (its best, else its newest good checkpoint) or a checkpoint folder -> the checkpoint folder.
+
+    Raises:
+        CheckpointError: there is nothing to use.
+    """
+    given = Path(path)
+    if not given.exists():
+        raise CheckpointError(f"{given} doesn't exist. Name a run directory such as outputs/tiny/2026-11-30_10-00-00")
+    if (given / MANIFEST).is_file():
+        found: Path | None = given
+    elif given.name.startswith(PREFIX) and given.is_dir() and not (given / "checkpoints").is_dir():
+        found = None
+    else:
+        root = given if given.name == "checkpoints" else given / "checkpoints"
+        best = pointed(root, "best")
+        found = best if best is not None and not damage(best) else newest_good(root)
+    if found is None:
+        raise CheckpointError(
+            f"{given} holds no complete checkpoint. Name a run directory whose run.json says it saved one, or a folder "
+            f"checkpoints/{PREFIX}NNNNNN"
+        )
+    why = damage(found)
+    if why:
+        raise CheckpointError(f"{found} is damaged: {why}. Take another folder of {found.parent}")
+    return found
+
+
+def run_of(folder: Path) -> Path:
+    """The run directory a checkpoint folder belongs to."""
+    return folder.parent.parent
+
+
+# --- random state ---------------------------------------------------------------------------------------------------
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator of this rank, as tensors and plain containers."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "python": [version, list(internal), gauss],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

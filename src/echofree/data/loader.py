@@ -1,0 +1,197 @@
+"""Which clip goes to which rank, in which step: an order that is a pure function, and a loader that follows it.
+
+Because an item depends only on (seed, epoch, index) and the order only on (seed, epoch), a position is two numbers
+(epoch, step), and going on from it needs no replay and no state of the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from echofree.contracts import Batch, Clip, Dataset
+from echofree.data.collate import collate
+
+ORDER = 0x0D3  # keeps the shuffle's random stream apart from the clips' own
+
+
+class Key(NamedTuple):
+    """What a worker needs to make one clip."""
+
+    epoch: int
+    index: int
+    filler: bool  # only keeps the ranks in step: weight 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The order of one corpus under one arithmetic: micro-batch x data ranks x accumulation = global batch, in clips.
+
+    A global batch is cut from the shuffled list before it is dealt out, so that any (data_size, accumulation) with the
+    same product sees the same clips in the same step, the last partial one included.
+    """
+
+    num_items: int
+    batch_size: int
+    accumulation: int
+    data_size: int
+    seed: int
+    shuffle: bool = True
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.accumulation * self.data_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_items // self.global_batch)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """[num_items] int64, the epoch's permutation."""
+        if not self.shuffle:
+            return np.arange(self.num_items)
+        return np.random.default_rng([self.seed, ORDER, epoch]).permutation(self.num_items)
+
+    def micro_batches(self, order: np.ndarray, epoch: int, step: int, data_rank: int) -> list[list[Key]]:
+        """The micro-batches of `data_rank` in one step. Every rank gets equally many, none is empty."""
+        clips = order[step * self.global_batch : (step + 1) * self.global_batch]
+        size = self.batch_size * self.data_size
+        result = []
+        for start in range(0, len(clips), size):
+            chunk = clips[start : start + size]
+            mine = np.array_split(chunk, self.data_size)[data_rank]
+            if len(mine):
+                result.append([Key(epoch, int(i), False) for i in mine])
+            else:
+                result.append([Key(epoch, int(chunk[0]), True)])
+        return result
+
+
+class _Endless(Sampler[list[Key]]):
+    """Micro-batches from a position to the last epoch, so that workers never stop between epochs."""
+
+    def __init__(self, plan: Plan, data_rank: int, epochs: int, start: tuple[int, int]):
+        self.plan, self.data_rank, self.epochs, self.start = plan, data_rank, epochs, start
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch, first = self.start
+        while epoch < self.epochs:
+            order = self.plan.order(epoch)
+            for step in range(first, self.plan.steps_per_epoch):
+                yield from self.plan.micro_batches(order, epoch, step, self.data_rank)
+            epoch, first = epoch + 1, 0
+
+
+class _Items:
+    """The map-style view that the loader's workers call with a list of keys."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Clip, bool]]:
+        return [(self.dataset.item(k.index, k.epoch), k.filler) for k in keys]
+
+    def __getitem__(self, key: Key) -> tuple[Clip, bool]:
+        return self.dataset.item(key.index, key.epoch), key.filler
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def _stack(items: list[tuple[Clip, bool]], sample_rate: int) -> Batch:
+    return collate([clip for clip, _ in items], sample_rate, filler=[filler for _, filler in items])
+
+
+def _loader(
+    dataset: Dataset, batches: Any, num_workers: int, prefetch_factor: int, pin_memory: bool
+) -> DataLoader[Any]:
+    return DataLoader(
+        _Items(dataset),  # type: ignore[arg-type]
+        batch_sampler=batches,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor if num_workers else None,
+        collate_fn=partial(_stack, sample_rate=dataset.sample_rate),
+        pin_memory=pin_memory,
+        multiprocessing_context="fork" if num_workers else None,
+        generator=torch.Generator().manual_seed(0),  # else every loader takes a number from the run's own random stream
+        worker_init_fn=_one_thread if num_workers else None,
+    )
+
+
+def _one_thread(worker: int) -> None:
+    torch.set_num_threads(1)
+
+
+class TrainLoader:
+    """Yields the micro-batches of one optimizer step at a time, from any position on.
+
+    Args:
+        start: (epoch, step in that epoch) of the first step to yield.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        data_rank: int,
+        epochs: int,
+        start: tuple[int, int] = (0, 0),
+        num_workers: int = 0,
+        prefetch_factor: int = 4,
+        pin_memory: bool = False,
+    ):
+        self.plan, self.data_rank, self.num_workers = plan, data_rank, num_workers
+        batches = _Endless(plan, data_rank, epochs, start)
+        self._iterator: Iterator[Batch] = iter(_loader(dataset, batches, num_workers, prefetch_factor, pin_memory))
+
+    def next_step(self, step: int) -> list[Batch]:
+        """The micro-batches of `step` (counted within its epoch); call it for every step in turn."""
+        left = self.plan.num_items - step * self.plan.global_batch
+        clips = min(left, self.plan.global_batch)
+        count = -(-clips // (self.plan.batch_size * self.plan.data_size))
+        return [next(self._iterator) for _ in range(count)]
+
+    def doing(self) -> str:
+        """What the loader is at, for a person who waits."""
+        workers = getattr(self._iterator, "_workers", [])
+        alive = sum(worker.is_alive() for worker in workers)
+        if not workers:
+            return "clips are made in the training process itself (data.num_workers=0)"
+        return f"{alive} of {len(workers)} workers are alive, making batches of {self.plan.batch_size} clips"
+
+    def close(self) -> None:
+        """Ends the workers."""
+        shutdown = getattr(self._iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+
+def eval_batches(num_items: int, batch_size: int, data_rank: int, data_size: int) -> list[list[Key]]:
+    """The evaluation batches of one rank: every clip exactly once over all ranks, equally many batches per rank.
+
+    Batches are cut from the unshuffled list before they are dealt out, so that a clip sits among the same clips, with
+    the same padding, under any number of ranks: scores are equal to the last digit.
+    """
+    batches = [range(i, min(i + batch_size, num_items)) for i in range(0, num_items, batch_size)]
+    rounds = -(-len(batches) // data_size)
+    mine = []
+    for i in range(rounds):
+        position = i * data_size + data_rank
+        if position < len(batches):
+            mine.append([Key(0, k, False) for k in batches[position]])
+        else:
+            mine.append([Key(0, 0, True)])
+    return mine
+
+
+def eval_loader(
+    dataset: Dataset, batches: list[list[Key]], num_workers: int, prefetch_factor: int, pin_memory: bool
+) -> DataLoader[Any]:
+    """A loader over `eval_batches`; its workers live for one evaluation."""
+    return _loader(dataset, batches, num_workers, prefetch_factor, pin_memory)

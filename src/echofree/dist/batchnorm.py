@@ -1,0 +1,70 @@
+"""Batch normalisation over all data ranks, on any back end.
+
+torch's SyncBatchNorm refuses CPU tensors, so that parity between one process and many could not be shown on a laptop.
+This one uses a differentiable all-reduce of (count, sum, sum of squares) and equals one process with the whole batch.
+Legend: B batch, C channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+
+class SyncBatchNorm(nn.Module):
+    """Drop-in for nn.BatchNorm1d/2d with the same parameter and buffer names. Input [B, C, ...]."""
+
+    num_batches_tracked: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, source: nn.BatchNorm1d | nn.BatchNorm2d, group: Any = None):
+        super().__init__()
+        self.eps, self.momentum, self.group = source.eps, source.momentum, group
+        self.weight, self.bias = source.weight, source.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(source, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return nn.functional.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        axes = [0, *range(2, x.dim())]
+        wide = x.float()
+        count = wide.new_full((1,), x.numel() / x.shape[1])
+        # centred on the running mean, which all ranks share: a plain sum of squares loses digits when |mean| >> std
+        centre = self.running_mean.detach().float().clone()
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        shifted = wide - centre.view(shape)
+        sums = torch.cat([shifted.sum(axes), shifted.square().sum(axes), count])  # [2C + 1]
+        sums = all_reduce(sums, group=self.group) if self.group is not None else all_reduce(sums)
+        total = sums[-1]
+        mean, square = (sums[:-1] / total).chunk(2)  # [C], [C]
+        var = (square - mean.square()).clamp_min(0)
+        with torch.no_grad():
+            unbiased = var * total / (total - 1).clamp_min(1)
+            share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked + 1)
+            self.running_mean.lerp_((mean + centre).to(self.running_mean.dtype), share)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+            self.num_batches_tracked += 1
+        y = (shifted - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
+        return (y * self.weight.view(shape) + self.bias.view(shape)).to(x.dtype)
+
+
+def synchronise(model: nn.Module, group: Any = None) -> int:
+    """Replaces every affine batch norm in `model` in place; -> how many."""
+    count = 0
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
+                setattr(module, name, SyncBatchNorm(child, group))
+                count += 1
+    return count
+
+
+def has_batchnorm(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d | SyncBatchNorm) for m in model.modules())

@@ -1,0 +1,170 @@
+"""Where the work of one step runs: in this process alone, or in every rank with gradients averaged (DDP).
+
+The loop knows neither by name. The factor by which a back end averages gradients sits in `Ddp.run`, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from echofree.config.schema import DistConfig, StrategyKind, SyncBatchNorm
+from echofree.contracts import Batch, State, Strategy, Task
+from echofree.dist.batchnorm import has_batchnorm, synchronise
+from echofree.dist.world import World
+from echofree.errors import ConfigError
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Amp:
+    """Mixed precision: autocast around the forward pass, and a loss scale for fp16.
+
+    fp32 and bf16 need no scale; the scaler is then a no-op and every branch below falls away.
+    """
+
+    def __init__(self, precision: str, device: torch.device):
+        self.dtype, self.device = DTYPES[precision], device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def update(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+        """One optimizer step, left out on the device when the norm isn't finite: nothing is read back to the host with
+        a fused optimizer. Other optimizers cost one read per step."""
+        if self.scaler.is_enabled():
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        elif getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+            optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+            optimizer.step()
+        elif bool(torch.isfinite(norm)):
+            optimizer.step()
+
+
+class Single:
+    """One process, one device."""
+
+    data_rank = 0
+    data_size = 1
+
+    def __init__(self, model: nn.Module, amp: Amp):
+        self.bare = self.model = model
+        self.amp = amp
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def micro(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def run(self, task: Task, batches: Sequence[Batch], total_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        return _run(self, self.amp, task, batches, 1.0 / total_weight)
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        return _clip(self.parameters, max_norm)
+
+    def model_state(self) -> State:
+        return self.bare.state_dict()
+
+    def load_model_state(self, state: State) -> None:
+        self.bare.load_state_dict(state)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        optimizer.load_state_dict(state)
+
+
+class Ddp:
+    """Every rank holds the whole model and an own share of the batch; gradients are averaged over ranks, which
+    `run` turns back into the sum that the global weight asks for."""
+
+    def __init__(self, model: nn.Module, amp: Amp, world: World, bucket_cap_mb: float, find_unused: bool):
+        self.data_rank, self.data_size = world.rank, world.size
+        self.bare, self.amp = model, amp
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        synced = not any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) for m in model.modules())
+        device = self.parameters[0].device
+        self.model = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=bucket_cap_mb,
+            find_unused_parameters=find_unused,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=not synced,  # synchronised statistics are equal on all ranks by themselves
+        )
+
+    def micro(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self.model.no_sync()
+
+    def run(self, task: Task, batches: Sequence[Batch], total_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        return _run(self, self.amp, task, batches, self.data_size / total_weight)
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        return _clip(self.parameters, max_norm)
+
+    def model_state(self) -> State:
+        return self.bare.state_dict()
+
+    def load_model_state(self, state: State) -> None:
+        self.bare.load_state_dict(state)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        optimizer.load_state_dict(state)
+
+
+def _run(
+    strategy: Strategy, amp: Amp, task: Task, batches: Sequence[Batch], factor: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    total: Tensor | None = None
+    totals: dict[str, Tensor] = {}
+    for i, batch in enumerate(batches):
+        with strategy.micro(last=i == len(batches) - 1):
+            with amp.autocast():
+                loss, _, parts = task.loss(strategy.model, batch)
+            amp.backward(loss * factor)
+        total = loss.detach() if total is None else total + loss.detach()
+        totals = {k: v.detach() + totals[k] if totals else v.detach() for k, v in parts.items()}
+    assert total is not None, "a step has at least one micro-batch"
+    return total, totals
+
+
+def _clip(parameters: list[nn.Parameter], max_norm: float | None) -> Tensor:
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if max_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def build_strategy(config: DistConfig, model: nn.Module, amp: Amp, world: World) -> Single | Ddp:
+    """`dist.name` -> strategy. `model` is on its device.
+
+    Raises:
+        ConfigError: dist=single in a world of several ranks.
+    """
+    if config.name is StrategyKind.single:
+        if world.size > 1:
+            raise ConfigError(
+                f"dist=single, but {world.size} ranks were started. Type dist=ddp to train one model together"
+            )
+        return Single(model, amp)
+    if world.size == 1:
+        return Single(model, amp)  # a world of one exchanges nothing: the same numbers without a process group
+    if config.sync_batchnorm is not SyncBatchNorm.off and has_batchnorm(model):
+        synchronise(model)
+    return Ddp(model, amp, world, config.bucket_cap_mb, config.find_unused_parameters)

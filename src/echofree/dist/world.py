@@ -1,0 +1,181 @@
+"""Who am I, and with whom: found in one place, in one order, remembered with its source.
+
+torchrun's environment (which the local launcher sets too) comes first, then this process alone. A control group over
+gloo carries the decisions of all ranks (weights, stop flags, scores) so that none of them waits for a device.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from echofree.errors import ConfigError, EchoFreeError
+
+JOB_ID = "ECHOFREE_JOB_ID"  # set by the local launcher: every rank checks that it joined its own job
+TORCHRUN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass
+class World:
+    """The ranks of one run.
+
+    Attributes:
+        rank, size: this process among all.
+        local_rank, local_size: this process among those of this machine.
+        source: how the world was found: alone, torchrun or local.
+        backend: the collective back end of the data path: none, gloo or nccl.
+        hosts: host name of each rank.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    source: str = "alone"
+    backend: str = "none"
+    hosts: list[str] = field(default_factory=lambda: [socket.gethostname()])
+    control: Any = None  # gloo process group; None in a world of one
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        return len(set(self.hosts))
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum over all ranks, float64, the same bits on every rank."""
+        if self.size == 1:
+            return [float(v) for v in values]
+        tensor = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.control)
+        return tensor.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of every rank, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's `value` on every rank: rank 0 decides, others are told."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+    def close(self) -> None:
+        """Leave the group; to be called on the good path only, after the model is freed (an exception leaves without
+        any collective, and gloo aborts when its last work object dies during interpreter exit)."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def found_in(env: Mapping[str, str]) -> World:
+    """The world that the environment describes, before anyone is contacted.
+
+    Raises:
+        ConfigError: torchrun's variables are incomplete, or a SLURM step of several tasks started this process.
+    """
+    if "RANK" in env or "WORLD_SIZE" in env:
+        missing = [name for name in TORCHRUN_NAMES if name not in env]
+        if missing:
+            raise ConfigError(
+                f"RANK or WORLD_SIZE is set in the environment but {', '.join(missing)} isn't. Start with torchrun, "
+                "which sets all of them, or unset RANK and WORLD_SIZE to run alone"
+            )
+        rank, size, local_rank, local_size = (int(env[name]) for name in TORCHRUN_NAMES[:4])
+        return World(rank, size, local_rank, local_size, source="local" if JOB_ID in env else "torchrun")
+    if "SLURM_STEP_ID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+        raise ConfigError(
+            f"srun started {env['SLURM_NTASKS']} tasks; EchoFree would train as many unrelated models. Start one task "
+            f"per "
+            "node and torchrun in it: srun --ntasks-per-node=1 torchrun --nproc-per-node=N -m echofree.train ..."
+        )
+    return World()
+
+
+def choose_backend(asked: str, device: torch.device) -> str:
+    """`auto` is nccl for CUDA devices and gloo otherwise."""
+    if asked == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if asked == "nccl" and device.type != "cuda":
+        raise ConfigError(f"dist.backend=nccl needs CUDA devices, this run uses {device.type}. Type dist.backend=gloo")
+    return asked
+
+
+def join(
+    world: World,
+    backend: str,
+    device: torch.device,
+    start_timeout_s: float,
+    timeout_s: float,
+    init_method: str = "auto",
+) -> World:
+    """Meets the other ranks. In a world of one nothing happens.
+
+    The store is prefixed with the restart count, since an elastic restart reuses the agent's store, which still holds
+    the dead attempt's addresses; and every rank compares job ids before the first collective, since two jobs on one
+    port would otherwise join each other.
+
+    Raises:
+        EchoFreeError: the ranks didn't meet within `start_timeout_s`, or belong to different jobs.
+    """
+    if world.size == 1:
+        return world
+    method = "env://" if init_method == "auto" else init_method
+    limit = timedelta(seconds=start_timeout_s)
+    try:
+        store, _, _ = next(dist.rendezvous(method, world.rank, world.size, timeout=limit))
+    except Exception as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if method == "env://" else method
+        raise EchoFreeError(
+            f"rank {world.rank} of {world.size} on {socket.gethostname()} could not reach the meeting point {where} "
+            f"within dist.start_timeout_s={start_timeout_s:g} s: {error}"
+        ) from error
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"echofree/{attempt}", store)
+    store.set_timeout(limit)
+    _check_same_job(store, world)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if backend == "nccl" else None,
+    )
+    world.backend = backend
+    world.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    world.hosts = world.gather(socket.gethostname())
+    return world
+
+
+def _check_same_job(store: Any, world: World) -> None:
+    mine = os.environ.get(JOB_ID) or os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    if world.is_first:
+        store.set("job", mine)
+    theirs = store.get("job").decode()
+    if theirs != mine:
+        raise EchoFreeError(
+            f"rank {world.rank} of job {mine!r} met rank 0 of job {theirs!r} at {os.environ.get('MASTER_ADDR')}:"
+            f"{os.environ.get('MASTER_PORT')}: two jobs share one port. Give each torchrun its own --rdzv-endpoint or "
+            f"--standalone"
+        )
+    if store.add("joined", 1) > world.size:
+        raise EchoFreeError(f"more than {world.size} ranks joined job {mine!r}: a second start uses the same port")

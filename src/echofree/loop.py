@@ -1,0 +1,482 @@
+"""The loop: fit, step, evaluate, save, stop. It knows neither the task nor the strategy by name.
+
+Decisions that all ranks must share (stop, best, early stop, a step that isn't finite) are made from numbers that all
+ranks
+have: sums over the control group, or a gradient norm that is equal everywhere. Nothing is read back from the device
+except on a logging step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from echofree import __version__, checkpoint
+from echofree.config.schema import Mode, Nonfinite
+from echofree.contracts import Batch, Dataset, Logger, Task
+from echofree.data.loader import Plan, TrainLoader, eval_batches, eval_loader
+from echofree.dist.strategy import Amp
+from echofree.dist.world import World
+from echofree.errors import NonFiniteError
+from echofree.log import Position, RankLog
+from echofree.optim import Ema, Schedule
+from echofree.progress import Progress
+from echofree.rundir import RunDir
+from echofree.stop import StopFlag
+
+log = logging.getLogger("echofree")
+
+FIRST_BATCH_LATE_S = 15.0
+
+
+@dataclass
+class State:
+    """Everything about the progress of a run that isn't weights. Plain numbers, saved as they are."""
+
+    step: int = 0  # finished optimizer steps
+    epoch: int = 0  # of the next step
+    step_in_epoch: int = 0  # of the next step
+    best: float | None = None
+    best_step: int = 0
+    stale: int = 0  # evaluations since the best
+    scores: dict[str, float] = field(default_factory=dict)
+    evaluated_at: int = -1
+    skipped: int = 0  # steps left out because they weren't finite
+
+
+@dataclass
+class Outcome:
+    """How the loop ended: done, preempted (state saved) or stopped (early)."""
+
+    status: str
+    why: str
+
+
+class Window:
+    """What happened since the last logging step. Device values stay on the device until `read`."""
+
+    def __init__(self) -> None:
+        self.start, self.wait_s, self.clips, self.audio_s = time.perf_counter(), 0.0, 0, 0.0
+        self.loss: list[Tensor] = []
+        self.parts: list[dict[str, Tensor]] = []
+        self.weight: list[float] = []
+        self.finite: list[Tensor] = []
+        self.names: list[tuple[int, list[str]]] = []
+        self.paused_s = 0.0
+
+    def add(
+        self, step: int, loss: Tensor, parts: dict[str, Tensor], weight: float, finite: Tensor, batches: list[Batch]
+    ) -> None:
+        self.loss.append(loss)
+        self.parts.append(parts)
+        self.weight.append(weight)
+        self.finite.append(finite)
+        self.names.append((step, [name for batch in batches for name in batch.name]))
+        self.audio_s += weight
+
+
+class Loop:
+    """One training run in one rank.
+
+    Args:
+        config: the frozen run config, attribute access.
+        strategy: where the work runs; `amp` holds its precision.
+        plan: the order of the training clips.
+        make_loader: (epoch, step in it) -> loader that begins there.
+        run: the run directory; only rank 0 writes into its metrics and run.json.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        world: World,
+        strategy: Any,
+        amp: Amp,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        make_loader: Callable[[tuple[int, int]], TrainLoader],
+        valid: Dataset | None,
+        run: RunDir,
+        logger: Logger | None,
+        position: Position,
+        stop: StopFlag,
+        device: torch.device,
+        rank_log: RankLog | None = None,
+    ):
+        self.config, self.world, self.strategy, self.amp, self.task = config, world, strategy, amp, task
+        self.optimizer, self.plan = optimizer, plan
+        self.make_loader, self.valid, self.run, self.logger = make_loader, valid, run, logger
+        self.position, self.stop, self.device = position, stop, device
+        self.run_id = str(run.facts["id"])
+        self.state = State()
+        self.replicas = world.size // strategy.data_size  # ranks that see the same batch
+        self.window = Window()
+        self._losses: list[float] = []
+        self._first_weights: list[Tensor] | None = None
+        self.schedule = Schedule(optimizer, config.optim, self.total_steps)
+        decay = config.train.ema_decay
+        self.ema = Ema(strategy.bare, decay) if decay else None
+        self.progress = self._progress(rank_log)
+
+    @property
+    def total_steps(self) -> int:
+        steps = self.config.train.epochs * self.plan.steps_per_epoch
+        limit = self.config.train.max_steps
+        return steps if limit is None else min(steps, limit)
+
+    def _progress(self, rank_log: RankLog | None) -> Progress:
+        """A bar on rank 0's terminal. Elsewhere none, since every logging step is a plain line already."""
+        stream = rank_log.terminal if rank_log is not None else None
+        wanted = self.config.logger.progress if self.world.is_first and stream is not None else "off"
+        if wanted == "auto" and not (stream is not None and stream.isatty()):
+            wanted = "off"
+        bar = Progress(self.total_steps, "train", wanted, stream=stream)
+        if rank_log is not None:
+            rank_log.before_console = bar.hide
+        return bar
+
+    # --- the run ----------------------------------------------------------------------------------------------------
+
+    def fit(self) -> Outcome:
+        """Trains from the current state to the end, a stop, or an error."""
+        state, train = self.state, self.config.train
+        if state.step >= self.total_steps:
+            return Outcome("done", f"all {self.total_steps} steps were done already")
+        loader = self.make_loader((state.epoch, state.step_in_epoch))
+        self.strategy.model.train()
+        self.progress.done = self.progress.initial = state.step
+        self._watch_weights()
+        try:
+            while state.step < self.total_steps:
+                batches = self._next(loader)
+                weight = math.fsum(self.task.weight(batch) for batch in batches)
+                total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted())])
+                if stops:
+                    self._flush_window()
+                    self.save()
+                    return Outcome("preempted", self.stop.reason or "another rank was asked to stop")
+                self.step(batches, total)
+                if state.step % train.log_every == 0 or state.step == self.total_steps:
+                    self._log_step()
+                if self._after_step():
+                    return Outcome(
+                        "stopped", f"no better {self.config.checkpoint.metric} for {state.stale} evaluations"
+                    )
+        finally:
+            loader.close()
+            self.progress.close()
+        return Outcome("done", f"{state.step} steps")
+
+    def step(self, batches: list[Batch], total_weight: float) -> None:
+        """One optimizer step over this rank's micro-batches; `total_weight` is that of all ranks, in seconds."""
+        state = self.state
+        lr = self.schedule.apply(state.step)
+        loss, parts = self.strategy.run(self.task, batches, max(total_weight, 1e-9))
+        self.amp.scaler.unscale_(self.optimizer)
+        norm = self.strategy.clip(self.config.train.clip_norm)
+        self.amp.update(self.optimizer, norm)
+        if self.ema is not None:
+            self.ema.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.window.add(state.step, loss, parts, total_weight, torch.isfinite(norm), batches)
+        self.window.clips += self._global_clips()
+        self.lr, self.norm = lr, norm
+        state.step += 1
+        state.step_in_epoch += 1
+        self.progress.update(1)
+        self.position.step = state.step
+
+    def _after_step(self) -> bool:
+        """Evaluates, saves and turns the epoch where it is time; -> whether to stop early."""
+        state, train = self.state, self.config.train
+        ended = state.step_in_epoch == self.plan.steps_per_epoch
+        if ended:
+            state.epoch, state.step_in_epoch = state.epoch + 1, 0
+            self.position.epoch = state.epoch
+        last = state.step >= self.total_steps
+        due_eval = (
+            last or _due(state.step, train.eval_every_steps) or (ended and _due(state.epoch, train.eval_interval))
+        )
+        due_save = (
+            last or _due(state.step, train.save_every_steps) or (ended and _due(state.epoch, train.save_interval))
+        )
+        if not (due_eval or due_save):
+            return False
+        began = time.perf_counter()
+        better = self._validate() if due_eval and self.valid is not None else False
+        if due_save or better:
+            self.save(better)
+        self.window.paused_s += time.perf_counter() - began
+        return 0 < train.early_stop_patience <= state.stale
+
+    # --- data -------------------------------------------------------------------------------------------------------
+
+    def _next(self, loader: TrainLoader) -> list[Batch]:
+        began = time.perf_counter()
+        if self.state.step == 0 or not self.window.names:
+            alarm = threading.Timer(FIRST_BATCH_LATE_S, self._late, [loader, began])
+            alarm.daemon = True
+            alarm.start()
+        else:
+            alarm = None
+        try:
+            batches = loader.next_step(self.state.step_in_epoch)
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+        self.window.wait_s += time.perf_counter() - began
+        return [batch.to(self.device, non_blocking=True) for batch in batches]
+
+    def _late(self, loader: TrainLoader, began: float) -> None:
+        log.warning(
+            "a batch has not come for %.0f s: %s. A slow disk or a dataset that decodes long files does this; "
+            "data.num_workers=0 "
+            "shows the loader's own error or pace",
+            time.perf_counter() - began,
+            loader.doing(),
+        )
+
+    def _global_clips(self) -> int:
+        left = self.plan.num_items - self.state.step_in_epoch * self.plan.global_batch
+        return min(left, self.plan.global_batch)
+
+    # --- logging ----------------------------------------------------------------------------------------------------
+
+    def _flush_window(self) -> None:
+        """Steps that haven't been logged yet are, before the run leaves."""
+        if self.window.loss:
+            self._log_step()
+
+    def _log_step(self) -> None:
+        window, self.window = self.window, Window()
+        state = self.state
+        finite = torch.stack(window.finite).cpu()
+        local = torch.stack(window.loss)
+        keep = finite.to(local.device)
+        sums = [float(torch.where(keep, local, 0).sum())]
+        names = list(window.parts[0])
+        sums += [float(torch.where(keep, torch.stack([p[n] for p in window.parts]), 0).sum()) for n in names]
+        sums = [s / self.replicas for s in sums]
+        wall = time.perf_counter() - window.start - window.paused_s
+        totals = self.world.sum([*sums, window.wait_s, wall])
+        weight = math.fsum(w for w, ok in zip(window.weight, finite.tolist(), strict=True) if ok)
+        bad = len(finite) - int(finite.sum())
+        state.skipped += bad
+        loss = totals[0] / weight if weight else math.nan
+        record: dict[str, Any] = {
+            "kind": "train",
+            "step": state.step,
+            "epoch": state.epoch,
+            "loss": loss if weight else None,
+            **{f"loss_{n}": v / weight for n, v in zip(names, totals[1:-2], strict=True) if weight},
+            "lr": self.lr,
+            "grad_norm": _number(float(self.norm)),
+            "step_s": wall / len(finite),
+            "samples_per_s": window.clips / wall,
+            "audio_s_per_s": window.audio_s / wall,
+            "data_wait_share": totals[-2] / totals[-1],
+            "peak_mem_mb": self._peak_mem_mb(),
+            "skipped_steps": state.skipped,
+        }
+        if self.amp.scaler.is_enabled():
+            record["loss_scale"] = self.amp.scaler.get_scale()
+        self._write(record)
+        if bad:
+            self._not_finite(window, finite, local.isfinite().cpu())
+        self._help(loss)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.run.write_metrics(record)
+        if self.logger is not None:
+            self.logger.log(record)
+        if record["kind"] == "train":
+            self.progress.update(0, loss=record["loss"], lr=record["lr"])
+
+    def _peak_mem_mb(self) -> float:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # kilobytes on Linux
+
+    def _not_finite(self, window: Window, finite: Tensor, local_finite: Tensor) -> None:
+        """Every rank comes here together, since the gradient norm is equal everywhere."""
+        steps = [i for i, ok in enumerate(finite.tolist()) if not ok]
+        mine = [i for i in steps if not local_finite[i]]
+        gathered = self.world.gather([(window.names[i][0], window.names[i][1]) for i in (mine or [])])
+        culprits = sorted({(step, name) for part in gathered for step, names in part for name in names})
+        if not culprits:  # every loss was finite, only a gradient wasn't
+            gathered = self.world.gather([window.names[i] for i in steps])
+            culprits = sorted({(step, name) for part in gathered for step, names in part for name in names})
+        path = self.run.folder / "logs" / "nonfinite.jsonl"
+        if self.world.is_first:
+            with open(path, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps({"step": step, "clip": name}) + "\n" for step, name in culprits)
+        first = window.names[steps[0]][0]
+        text = (
+            f"{len(steps)} step(s) had a loss or gradient that isn't finite, the first is step {first}; the clips in "
+            f"them are "
+            f"listed in {path}"
+        )
+        if self.config.train.nonfinite is Nonfinite.stop:
+            raise NonFiniteError(
+                f"{text}. train.nonfinite=skip leaves such steps out; a lower optim.lr often cures the cause"
+            )
+        log.warning("%s; left out (train.nonfinite=skip)", text)
+
+    def _watch_weights(self) -> None:
+        if self.state.step == 0:
+            self._first_weights = [p.detach().flatten()[:8].clone() for p in self.strategy.parameters]
+
+    def _help(self, loss: float) -> None:
+        """Warnings for the two silent ways of not training."""
+        if self._first_weights is not None:
+            pairs = zip(self._first_weights, self.strategy.parameters, strict=True)
+            if all(torch.equal(a, p.detach().flatten()[:8]) for a, p in pairs):
+                log.warning(
+                    "the weights have not moved after %d steps: is optim.lr (%g) zero?", self.state.step, self.lr
+                )
+            self._first_weights = None
+        if len(self._losses) < 3:
+            self._losses.append(loss)
+            if len(self._losses) == 3 and len(set(self._losses)) == 1:
+                log.warning("the loss has been exactly %g three times in a row: does it depend on the weights?", loss)
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def _validate(self) -> bool:
+        """Scores the validation clips; -> whether this is the best so far. The same on every rank."""
+        state, wanted = self.state, self.config.checkpoint
+        rows = self.evaluate(self.valid)  # type: ignore[arg-type]
+        state.scores = mean_scores(rows)
+        state.evaluated_at = state.step
+        self._write({"kind": "eval", "split": "valid", "step": state.step, "epoch": state.epoch, **state.scores})
+        value = state.scores.get(wanted.metric)
+        if value is None or not math.isfinite(value):
+            log.warning("checkpoint.metric=%s has no finite value on the validation clips at this step", wanted.metric)
+            state.stale += 1
+            return False
+        self.schedule.evaluated(value if wanted.mode is Mode.min else -value)
+        better = state.best is None or (value < state.best if wanted.mode is Mode.min else value > state.best)
+        if better:
+            state.best, state.best_step, state.stale = value, state.step, 0
+        else:
+            state.stale += 1
+        return better
+
+    @torch.no_grad()
+    def evaluate(self, dataset: Dataset) -> list[dict[str, Any]]:
+        """Rows of every clip of `dataset`, in order, on every rank; with the averaged weights where there are any."""
+        data = self.config.data
+        batches = eval_batches(
+            len(dataset), self.config.train.batch_size, self.strategy.data_rank, self.strategy.data_size
+        )
+        loader = eval_loader(dataset, batches, data.num_workers, data.prefetch_factor, self.device.type == "cuda")
+        model = self.strategy.bare
+        if self.ema is not None:
+            self.ema.swap()
+        model.eval()
+        rows: list[dict[str, Any]] = []
+        try:
+            for batch in loader:
+                rows += self.task.evaluate(model, batch.to(self.device))
+        finally:
+            model.train()
+            if self.ema is not None:
+                self.ema.swap()
+        gathered = self.world.gather(rows)
+        unique = {row["index"]: row for part in gathered for row in part}
+        return [unique[i] for i in sorted(unique)]
+
+    # --- saving -----------------------------------------------------------------------------------------------------
+
+    def save(self, better: bool = False) -> Path:
+        """Writes a checkpoint of this step, points `last` (and `best`) at it, and applies retention."""
+        config, state = self.config.checkpoint, self.state
+        shared = {
+            "model": self.strategy.model_state(),
+            "optimizer": self.strategy.optimizer_state(self.optimizer),
+            "train": {
+                "state": asdict(state),
+                "schedule": self.schedule.state_dict(),
+                "scaler": self.amp.scaler.state_dict(),
+                "plan": asdict(self.plan),
+            },
+        }
+        if self.ema is not None:
+            shared["ema"] = self.ema.state_dict()
+        about = {
+            "run_id": self.run_id,
+            "version": __version__,
+            "step": state.step,
+            "epoch": state.epoch,
+            "scores": state.scores if state.evaluated_at == state.step else {},
+            "world_size": self.world.size,
+        }
+        root = self.run.checkpoints
+        folder = checkpoint.save(root, state.step, shared, checkpoint.random_state(), about, self.world)
+        if self.world.is_first:
+            checkpoint.point(root, "last", folder)
+            if better or checkpoint.pointed(root, "best") is None:
+                checkpoint.point(root, "best", folder)
+            removed = checkpoint.retain(
+                root, self.run_id, config.keep_last, config.keep_best, config.metric, config.mode.value
+            )
+            log.info("saved %s%s", os.path.relpath(folder), f", removed {len(removed)} older" if removed else "")
+        self.world.barrier()
+        return folder
+
+    def load(self, folder: Path) -> None:
+        """Goes back to the state of a checkpoint of this run, exactly."""
+        self.strategy.load_model_state(checkpoint.load(folder, "model"))
+        self.strategy.load_optimizer_state(self.optimizer, checkpoint.load(folder, "optimizer"))
+        saved = checkpoint.load(folder, "train")
+        self.state = State(**saved["state"])
+        self.schedule.load_state_dict(saved["schedule"])
+        if self.amp.scaler.is_enabled():
+            self.amp.scaler.load_state_dict(saved["scaler"])
+        if self.ema is not None:
+            self.ema.load_state_dict(checkpoint.load(folder, "ema"))
+        checkpoint.restore_random_state(checkpoint.load(folder, f"rank{self.world.rank}"))
+        self.position.epoch, self.position.step = self.state.epoch, self.state.step
+
+
+def mean_scores(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over the clips where a score is defined: the loss weighted by seconds, metrics clip by clip. A clip that is
+    invalid (NaN) is counted under "invalid" and left out of the mean of that metric only."""
+    skip = {"name", "index", "scenario", "seconds"}
+    scores: dict[str, float] = {}
+    invalid = set()
+    for key in sorted({k for row in rows for k in row} - skip):
+        values = [(row[key], row["seconds"], row["index"]) for row in rows if row.get(key) is not None]
+        values = [v for v in values if isinstance(v[0], int | float)]
+        invalid |= {index for value, _, index in values if math.isnan(value)}
+        good = [(v, s) for v, s, _ in values if not math.isnan(v)]
+        if good and key == "loss":
+            scores[key] = math.fsum(v * s for v, s in good) / max(math.fsum(s for _, s in good), 1e-9)
+        elif good:
+            scores[key] = math.fsum(v for v, _ in good) / len(good)
+    scores["clips"] = len(rows)
+    if invalid:
+        scores["invalid_clips"] = len(invalid)
+    return scores
+
+
+def _due(count: int, every: int) -> bool:
+    return every > 0 and count % every == 0
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

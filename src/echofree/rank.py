@@ -1,0 +1,20 @@
+"""What the local launcher starts: one rank of the run whose directory is named. Not a command for people."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    from echofree.dist.local import follow_parent
+
+    follow_parent(os.getppid())
+    from echofree.train import leave, work
+
+    leave(work(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""The run directory: one per run whatever the number of ranks, made by rank 0 or the launcher, told to the others.
+
+`run.json` tells the truth also after a crash: whoever reads it asks the lock whether the process is alive.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import re
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from echofree import __version__
+from echofree.checkpoint import write_text
+from echofree.errors import UserError
+
+CONFIG, RUN, PATCH, METRICS, LOCK = "config.yaml", "run.json", "code.patch", "metrics.jsonl", ".lock"
+PACKAGES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "hydra-core",
+    "omegaconf",
+    "soundfile",
+    "soxr",
+    "wandb",
+    "submitit",
+    "onnxruntime",
+)
+PATCH_LIMIT_BYTES = 2_000_000
+SECRET = re.compile(r"(secret|token|passw|credential|api_?key|\.pem$|\.key$|id_rsa|\.env$|\.netrc)", re.IGNORECASE)
+
+
+def create(parent: Path, config_text: str, command: Sequence[str], seed: int, parent_run: str | None = None) -> Path:
+    """A fresh directory `parent/<date_time>` (with -1, -2, ... when two runs start in one second).
+
+    Raises:
+        UserError: the place can't be written.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = _mkdir_unique(parent, datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+    except OSError as error:
+        raise UserError(
+            f"no run directory can be made under {parent.resolve()}: {error}. Type output_root=<dir>"
+        ) from error
+    return _fill(folder, config_text, command, seed, parent_run)
+
+
+def create_at(folder: Path, config_text: str, command: Sequence[str], seed: int, parent_run: str | None = None) -> Path:
+    """As `create`, at a place that is decided already (a sweep's job, hydra.run.dir).
+
+    Raises:
+        UserError: the place can't be written or holds something.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(p.name for p in folder.iterdir())
+    except OSError as error:
+        raise UserError(f"the run directory {folder} can't be made: {error}") from error
+    if found:
+        raise UserError(
+            f"{folder} isn't empty (it holds {found[0]}). Name another folder, or type resume={folder} to go on there"
+        )
+    return _fill(folder, config_text, command, seed, parent_run)
+
+
+def _fill(folder: Path, config_text: str, command: Sequence[str], seed: int, parent_run: str | None) -> Path:
+    try:
+        (folder / "logs").mkdir()
+        (folder / "checkpoints").mkdir()
+        write_text(folder / CONFIG, config_text)
+        code = _code_state(folder)
+    except OSError as error:
+        raise UserError(f"the run directory {folder} can't be written: {error}") from error
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    facts = {
+        "id": f"{stamp.replace('_', '-')}-{secrets.token_hex(4)}",
+        "status": "created",
+        "command": shlex.join(command),
+        "folder": str(folder.resolve()),
+        "start": time.time(),
+        "end": None,
+        "parent_run": parent_run,
+        "seed": seed,
+        "version": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _packages(),
+        **code,
+        "world": None,
+        "data_fingerprint": None,
+        "error": None,
+    }
+    write_text(folder / RUN, json.dumps(facts, indent=1))
+    return folder
+
+
+def _mkdir_unique(parent: Path, stamp: str) -> Path:
+    for number in range(1000):
+        folder = parent / (stamp if number == 0 else f"{stamp}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise OSError(f"{parent} already has 1000 runs of {stamp}")
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # optional and not there: its absence is the fact
+    return found
+
+
+def _code_state(folder: Path) -> dict[str, Any]:
+    """The commit of the code in use, and what differs from it in code.patch (untracked files included)."""
+    source = Path(__file__).resolve().parent
+    try:
+        top = Path(_git(source, "rev-parse", "--show-toplevel").strip())
+        # an installed package may lie in a virtual environment inside somebody else's repository
+        _git(top, "ls-files", "--error-unmatch", str(source / "rundir.py"))
+        commit = _git(top, "rev-parse", "HEAD").strip()
+    except (OSError, subprocess.CalledProcessError):
+        return {"git_commit": None, "patch": None}
+    patch = _git(top, "diff", "--no-color", "--binary", "HEAD")
+    left_out: list[str] = []
+    for name in _git(top, "ls-files", "--others", "--exclude-standard").splitlines():
+        path = top / name
+        if SECRET.search(name) or not path.is_file() or path.stat().st_size > PATCH_LIMIT_BYTES // 10:
+            left_out.append(name)
+            continue
+        # exit status 1 is how git says that the files differ
+        diff = subprocess.run(
+            ["git", "-C", str(top), "diff", "--no-color", "--no-index", "--binary", "--", "/dev/null", name],
+            capture_output=True, text=True, errors="replace",
+        )  # fmt: skip
+        patch += diff.stdout
+    if len(patch) > PATCH_LIMIT_BYTES:
+        left_out.append(f"everything: the patch has {len(patch)} bytes, more than {PATCH_LIMIT_BYTES}")
+        patch = ""
+    if patch:
+        write_text(folder / PATCH, patch)
+    return {"git_commit": commit, "patch": PATCH if patch else None, "patch_left_out": left_out}
+
+
+def _git(where: Path, *args: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(where), *args], capture_output=True, text=True, errors="replace", check=True
+    )
+    return done.stdout
+
+
+class RunDir:
+    """An existing run directory, opened by a rank. Only rank 0 writes run.json and metrics.jsonl."""
+
+    def __init__(self, folder: Path, is_first: bool):
+        self.folder, self.is_first = folder, is_first
+        self.checkpoints = folder / "checkpoints"
+        self._lock: int | None = None
+
+    # -- who is in here
+
+    def lock(self) -> None:
+        """Takes the directory for this process.
+
+        Raises:
+            UserError: another living process has it.
+        """
+        fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(fd, 200).decode(errors="replace").strip() or "another process"
+            os.close(fd)
+            raise UserError(
+                f"{self.folder} is in use by {holder}. Wait for it, stop it, or start a run of its own (leave out "
+                f"resume=)"
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        self._lock = fd
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # -- run.json
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return json.loads((self.folder / RUN).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+    def note(self, **facts: Any) -> None:
+        if self.is_first:
+            write_text(self.folder / RUN, json.dumps({**self.facts, **facts}, indent=1))
+
+    # -- metrics.jsonl
+
+    def truncate_metrics(self, step: int) -> int:
+        """Drops records after `step`, which will be written again; -> how many. A torn last line is dropped too."""
+        path = self.folder / METRICS
+        if not path.exists() or not self.is_first:
+            return 0
+        kept, dropped = [], 0
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                dropped += 1
+                continue
+            if record.get("step", 0) <= step:
+                kept.append(line)
+            else:
+                dropped += 1
+        write_text(path, "".join(k + "\n" for k in kept))
+        return dropped
+
+    def write_metrics(self, record: Mapping[str, Any]) -> None:
+        if self.is_first:
+            with open(self.folder / METRICS, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.folder / METRICS
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+    # -- failures
+
+    def note_failure(self, rank: int, text: str) -> None:
+        """Leaves this rank's traceback where the launcher and a person find it. Exclusive creation of
+        `first_error.json` says who was first: the others are usually its victims."""
+        body = json.dumps({"rank": rank, "time": time.time(), "host": socket.gethostname(), "traceback": text})
+        write_text(self.folder / "logs" / f"error-rank{rank}.json", body)
+        try:
+            with open(self.folder / "logs" / "first_error.json", "x", encoding="utf-8") as file:
+                file.write(body)
+        except FileExistsError:
+            return  # somebody failed before us
+
+    def first_failure(self) -> dict[str, Any] | None:
+        path = self.folder / "logs" / "first_error.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def clear_failure(self) -> None:
+        """Before a new start in this directory: the earlier failure is history, kept in the rank logs."""
+        for path in (self.folder / "logs").glob("*error*.json"):
+            path.unlink()
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether some process holds the directory; a status "running" without one is a crash."""
+    path = folder / LOCK
+    if not path.exists():
+        return False
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def status(folder: Path) -> str:
+    """created | running | done | failed | preempted | stopped; a run whose process is gone isn't running."""
+    said: str = RunDir(folder, is_first=False).facts["status"]
+    return "failed" if said == "running" and not is_alive(folder) else said
+
+
+def command_line() -> list[str]:
+    """What was typed, as it can be typed again."""
+    entry = sys.argv[0]
+    module = Path(entry).stem
+    head = (
+        ["python", "-m", f"echofree.{module}"] if entry.endswith(".py") and "echofree" in entry else [Path(entry).name]
+    )
+    return [*head, *sys.argv[1:]]

@@ -1,0 +1,70 @@
+"""Being asked to stop: signals and the time limit. A handler sets a flag and nothing else; the loop acts at a step's
+edge."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+
+from echofree.errors import ConfigError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StopFlag:
+    """Whether this rank was asked to stop, and by what.
+
+    The first INT stops like TERM: finish the step, save. A second INT raises KeyboardInterrupt at once.
+    """
+
+    def __init__(self, max_time_s: float | None = None):
+        self.reason: str | None = None
+        self.deadline = None if max_time_s is None else time.monotonic() + max_time_s
+        self._old: dict[int, object] = {}
+
+    def install(self) -> None:
+        for number in SIGNALS:
+            self._old[number] = signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        for number, old in self._old.items():
+            signal.signal(number, old)  # type: ignore[arg-type]
+        self._old = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.reason is not None and "SIGINT" in self.reason:
+            raise KeyboardInterrupt
+        self.reason = f"signal {signal.Signals(number).name}"
+
+    def wanted(self) -> bool:
+        if self.reason is None and self.deadline is not None and time.monotonic() > self.deadline:
+            self.reason = "the time limit train.max_time"
+        return self.reason is not None
+
+
+def seconds(text: str | None) -> float | None:
+    """ "01:30:00", "90m", "1.5h", "45s" or "2d" -> seconds.
+
+    Raises:
+        ConfigError: another form.
+    """
+    if text is None:
+        return None
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    try:
+        if ":" in text:
+            total = 0.0
+            for part in text.split(":"):
+                total = total * 60 + float(part)
+        elif text[-1:] in units:
+            total = float(text[:-1]) * units[text[-1]]
+        else:
+            total = float(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"train.max_time={text!r} isn't a time. Type train.max_time=01:30:00, 90m, 1.5h or 45s"
+        ) from error
+    if total <= 0:
+        raise ConfigError(f"train.max_time={text!r} must be more than zero")
+    return total

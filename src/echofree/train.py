@@ -1,0 +1,360 @@
+"""python -m echofree.train: compose, check, freeze, launch; and `run`, which builds everything in order, on one
+page."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from echofree.errors import EchoFreeError, ExitCode, NonFiniteError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from echofree.config.compose import Composed
+    from echofree.dist.world import World
+    from echofree.log import Position, RankLog
+    from echofree.loop import Loop, Outcome
+    from echofree.rundir import RunDir
+
+log = logging.getLogger("echofree")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The verb. -> the exit code"""
+    from echofree.config.compose import main_config, report
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        composed = main_config(words, run_job=job)
+        return start(composed)
+    except UserError as error:
+        return report(error)
+
+
+def job(composed: Composed) -> float | None:
+    """One job of a sweep; -> the best value of `checkpoint.metric`.
+
+    Raises:
+        EchoFreeError: the job failed.
+    """
+    code = start(composed)
+    if code != ExitCode.DONE:
+        raise EchoFreeError(f"job of {composed.run_dir} ended with exit code {code}")
+    assert composed.run_dir is not None
+    result: float | None = json.loads((composed.run_dir / "run.json").read_text()).get("best")
+    return result
+
+
+def start(composed: Composed) -> int:
+    """Freezes the config into a run directory and runs it: here, in ranks started here, or as the rank that torchrun
+    made of this process. -> the exit code"""
+    from echofree.dist.world import found_in
+
+    world = found_in(os.environ)
+    if world.source == "torchrun":
+        code = _work_under_torchrun(composed, world)
+        leave(code)
+    run_dir = prepare(composed)
+    from echofree.dist.local import how_many, launch
+
+    dist = composed.config.dist
+    count = 1 if dist.name.value == "single" else how_many(dist.num_procs, composed.config.train.device)
+    if count == 1:
+        return work(run_dir)
+    code = launch(count, run_dir, dist.start_timeout_s)
+    return _verdict(run_dir, code)
+
+
+def prepare(composed: Composed) -> Path:
+    """The run directory, ready: a new one, or the one that is gone on with."""
+    from echofree import rundir
+    from echofree.config import frozen
+
+    config = composed.config
+    if composed.resumed:
+        assert composed.run_dir is not None
+        run = rundir.RunDir(composed.run_dir, is_first=True)
+        run.lock()  # refuses a second start before anything is touched
+        run.unlock()
+        run.clear_failure()
+        named = None if composed.checkpoint is None else composed.checkpoint.name
+        run.note(resumed_from=named, resume=True, changed=sorted(composed.changed))
+        return composed.run_dir
+    text = frozen.dump(config)
+    if composed.run_dir is None:
+        parent = Path(config.output_root) / config.name
+        run_dir = rundir.create(parent, text, rundir.command_line(), config.seed)
+    else:
+        run_dir = rundir.create_at(composed.run_dir, text, rundir.command_line(), config.seed)
+    rundir.RunDir(run_dir, is_first=True).note(changed=sorted(composed.changed), notes=composed.notes)
+    composed.run_dir = run_dir
+    return run_dir
+
+
+def _work_under_torchrun(composed: Composed, world: World) -> int:
+    from echofree.rundir import RunDir
+
+    try:
+        device = _device(composed.config.train.device, world)
+        _join(composed.config.dist, world, device)
+        # a user error of rank 0 must reach all, or the others would wait for its decision
+        answer: Any = None
+        if world.is_first:
+            try:
+                answer = str(prepare(composed))
+            except UserError as error:
+                answer = error
+        answer = world.from_first(answer)
+        if isinstance(answer, UserError):
+            raise answer
+    except UserError as error:
+        if world.is_first:
+            print(error, file=sys.stderr, flush=True)
+        return int(error.exit_code)
+    run_dir = Path(answer)
+    code = work(run_dir, world)
+    if world.is_first and code not in (ExitCode.DONE, ExitCode.PREEMPTED):
+        _show_failure(RunDir(run_dir, is_first=True))
+    return code
+
+
+def _verdict(run_dir: Path, code: int) -> int:
+    """What the launcher says at the end: the first failing rank's traceback is what the user sees."""
+    from echofree import rundir
+
+    run = rundir.RunDir(run_dir, is_first=True)
+    said = run.facts["status"]
+    if said in ("done", "stopped") and code == 0:
+        return int(ExitCode.DONE)
+    if said == "preempted":
+        return int(ExitCode.PREEMPTED)
+    failure = run.first_failure()
+    _show_failure(run)
+    if failure is None:
+        print(f"a rank ended with exit code {code} without saying why (killed?). See {run_dir}/logs", file=sys.stderr)
+    if said not in ("failed", "interrupted"):
+        run.note(status="failed", end=time.time(), error=failure or {"traceback": f"exit code {code}"})
+    return code or int(ExitCode.FAILED)
+
+
+def _show_failure(run: RunDir) -> None:
+    failure = run.first_failure()
+    if failure is not None and failure["rank"] != 0:  # rank 0's own traceback is on the console already
+        print(
+            f"rank {failure['rank']} on {failure['host']} failed first:\n{failure['traceback']}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def leave(code: int) -> None:
+    """Ends a rank. Not by sys.exit: gloo's worker threads can abort an interpreter that is being torn down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def work(run_dir: Path, world: World | None = None) -> int:
+    """One rank of the run in `run_dir`, from the open log to the exit code; errors are caught, told and noted here."""
+    from echofree.config import frozen
+    from echofree.dist.world import found_in
+    from echofree.log import Position, RankLog, quiet_native
+    from echofree.rundir import RunDir
+
+    config = frozen.load(run_dir)
+    joined = world is not None
+    world = world or found_in(os.environ)
+    run = RunDir(run_dir, world.is_first)
+    position = Position(rank=world.rank)
+    log_file = run_dir / "logs" / f"rank{world.rank}.log"
+    if world.rank > 0:
+        quiet_native(log_file)
+    rank_log = RankLog(log_file, position, console=world.is_first, level=config.logger.level)
+    try:
+        if world.is_first:
+            run.lock()
+        outcome = run_joined(config, run, world, position, rank_log, joined)
+        return int(ExitCode.PREEMPTED if outcome.status == "preempted" else ExitCode.DONE)
+    except KeyboardInterrupt:
+        run.note(status="interrupted", end=time.time())
+        log.error("interrupted")
+        return int(ExitCode.INTERRUPTED)
+    except UserError as error:
+        run.note_failure(world.rank, str(error))
+        run.note(status="failed", end=time.time(), error={"rank": world.rank, "traceback": str(error)})
+        log.error("%s", error)
+        return int(error.exit_code)
+    except BaseException as error:
+        text = str(error) if isinstance(error, NonFiniteError) else traceback.format_exc()
+        run.note_failure(world.rank, text)
+        run.note(status="failed", end=time.time(), error=run.first_failure())
+        log.error("rank %d failed:\n%s", world.rank, text)
+        return int(ExitCode.FAILED)
+    finally:
+        run.unlock()
+        rank_log.close()
+
+
+def run_joined(config: Any, run: RunDir, world: World, position: Position, rank_log: RankLog, joined: bool) -> Outcome:
+    """Meets the other ranks, runs, and leaves the group in the order that gloo needs: model freed, then destroyed."""
+    device = _device(config.train.device, world)
+    if not joined:
+        _join(config.dist, world, device)
+    outcome = run_config(config, run, world, device, position, rank_log)
+    gc.collect()
+    world.close()
+    return outcome
+
+
+def run_config(
+    config: Any, run: RunDir, world: World, device: torch.device, position: Position, rank_log: RankLog
+) -> Outcome:
+    """The whole run: everything built in order."""
+    import torch
+
+    from echofree.banner import banner
+    from echofree.config import frozen
+    from echofree.config.build import build_data, build_model, build_task
+    from echofree.data.loader import Plan, TrainLoader
+    from echofree.dist.strategy import Amp, build_strategy
+    from echofree.logger.build import build_logger
+    from echofree.loop import Loop
+    from echofree.optim import build_optimizer
+    from echofree.stop import StopFlag, seconds
+
+    stop = StopFlag(seconds(config.train.max_time))
+    stop.install()
+    torch.set_num_threads(config.dist.threads or max(1, (os.cpu_count() or 1) // world.local_size))
+    torch.use_deterministic_algorithms(config.train.deterministic)
+
+    torch.manual_seed(config.seed)  # the same weights on every rank
+    source = build_data(config)
+    train, valid = source.split("train"), source.split("valid")
+    if train is None or len(train) == 0:
+        raise UserError(
+            "the data has no clips to train on; see the table of what was left out, or name another data.root"
+        )
+    model = build_model(config).to(device)
+    task = build_task(config)
+    torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)  # other dropout on every rank
+
+    amp = Amp(config.train.precision.value, device)
+    strategy = build_strategy(config.dist, model, amp, world)
+    if config.train.compile:
+        model.compile()
+    accumulation = config.train.gradient_accumulation_steps
+    plan = Plan(len(train), config.train.batch_size, accumulation, strategy.data_size, config.seed)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    logger = build_logger(config.logger, run.folder, log.info) if world.is_first else None
+
+    def make_loader(start: tuple[int, int]) -> TrainLoader:
+        workers = (config.data.num_workers, config.data.prefetch_factor)
+        return TrainLoader(train, plan, strategy.data_rank, config.train.epochs, start, *workers, device.type == "cuda")
+
+    loop = Loop(
+        config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, position, stop, device,
+        rank_log
+    )  # fmt: skip
+    _resume(loop, run)
+    fingerprint = source.fingerprint()
+    run.note(
+        status="running", start=time.time(), end=None, error=None, data_fingerprint=fingerprint, pid=os.getpid(),
+        world={
+            "size": world.size, "hosts": world.hosts, "backend": world.backend, "source": world.source,
+            "device": str(device),
+        },
+    )  # fmt: skip
+    if world.is_first:
+        banner(config, run, world, device, model, source, plan, loop)
+    if logger is not None:
+        logger.start(run.facts, frozen.freeze(config))
+    status = "failed"
+    try:
+        outcome = loop.fit()
+        status = outcome.status
+        if outcome.status != "preempted":
+            _final_scores(loop, source, run)
+    finally:
+        if logger is not None:
+            logger.finish(status)
+        stop.restore()
+    run.note(status=outcome.status, end=time.time(), best=loop.state.best, steps=loop.state.step)
+    if world.is_first:
+        log.info("%s: %s. Run directory: %s", outcome.status, outcome.why, os.path.relpath(run.folder))
+    return outcome
+
+
+def _resume(loop: Loop, run: RunDir) -> None:
+    """Goes back to the checkpoint that the launcher named, or to the newest good one of this directory."""
+    from echofree import checkpoint
+    from echofree.errors import CheckpointError
+
+    facts = run.facts
+    if not facts.get("resume"):
+        return
+    root = run.checkpoints
+    folder = root / facts["resumed_from"] if facts.get("resumed_from") else checkpoint.newest_good(root)
+    if folder is None:
+        log.warning("resume: no complete checkpoint in %s; starting at step 0 in the same directory", root)
+        run.truncate_metrics(-1)
+        return
+    about = checkpoint.manifest(folder)
+    if about["world_size"] != loop.world.size:
+        raise CheckpointError(
+            f"{folder.name} was saved by {about['world_size']} ranks, this start has {loop.world.size}: random states "
+            f"and the "
+            f"share of data per rank would differ. Type dist.num_procs={about['world_size']}"
+        )
+    loop.load(folder)
+    dropped = run.truncate_metrics(loop.state.step)
+    log.info(
+        "resumed from %s (epoch %d)%s",
+        folder.name,
+        loop.state.epoch,
+        f"; {dropped} later records dropped" if dropped else "",
+    )
+
+
+def _final_scores(loop: Loop, source: Any, run: RunDir) -> None:
+    if not loop.config.train.final_test:
+        return
+    from echofree.evaluate import final_scores
+
+    final_scores(loop, source, run)
+
+
+def _device(asked: str, world: World) -> torch.device:
+    import torch
+
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(f"train.device={asked}, but torch finds no CUDA device here. Type train.device=cpu")
+    if world.local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"local rank {world.local_rank} needs an own GPU, but this machine shows {torch.cuda.device_count()}. Type "
+            f"dist.num_procs={torch.cuda.device_count()}"
+        )
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(dist: Any, world: World, device: torch.device) -> None:
+    from echofree.dist.world import choose_backend, join
+
+    backend = dist.backend.value
+    join(world, choose_backend(backend, device), device, dist.start_timeout_s, dist.timeout_s, dist.init_method)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
