@@ -101,7 +101,7 @@ def _rank(
     os.environ[INIT_METHOD] = f"file://{folder}/meet"
     torch.set_num_threads(1)  # the parent's pool of threads wasn't forked along
     random.seed(rank)
-    np.random.seed(rank)  # noqa: NPY002 - a fork would give every rank the same global state
+    np.random.seed(rank)  # a fork would give every rank the same global state
     torch.manual_seed(rank)
     try:
         result = _call(fn, rank, n, args, init, group_timeout)
