@@ -78,12 +78,6 @@ class Weighted:
 
     def per_clip(self, out: Mapping[str, Any], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """-> (the weighted values [B], each term's values [B])."""
-        missing = [name for name in ("est", *self.needs) if name not in out]
-        if missing:
-            raise ConfigError(
-                f"The loss needs {', '.join(missing)} and the model returns only {', '.join(out)}. "
-                "Choose loss=default, which needs the wave alone, or set the weights of the terms concerned to 0"
-            )
         valid = valid_samples(batch)  # [B, T]
         est = torch.where(valid, out["est"].float(), 0.0)  # [B, T]; a filler's NaN ends here, and so does its gradient
         near = batch.near.float()
