@@ -22,7 +22,7 @@ from echofree.logger.record import scalars
 log = logging.getLogger("echofree")
 
 MODES = ("offline", "online", "disabled")
-EXIT = {"done": 0, "preempted": 75, "stopped": 130}  # any other status is a failure
+EXIT = {"done": 0, "stopped": 0, "preempted": 75, "interrupted": 130}  # any other status is a failure
 REACH_S = 5.0  # to answer the question whether the server is there
 FINISH_S = 120.0  # for the last upload; a dead network must not hold a finished job
 POSITION = "echofree_position.json"
@@ -54,7 +54,7 @@ class WandbLogger:
         self.run: Any = None
 
     def start(self, run: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """`run` is run.json: its `id` makes a resume join the same tracked run; `name` is what a person sees."""
+        """`run` is run.json: its `id` makes a resume join the same tracked run."""
         if self.mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline means that nothing leaves the machine
         import wandb
@@ -70,7 +70,7 @@ class WandbLogger:
             mode=mode,
             dir=str(self.run_dir),
             id=str(run["id"]),
-            name=str(run.get("name", run["id"])),
+            name=f"{config.get('name', 'run')}-{run['id']}",
             resume="allow",  # offline nobody can be asked: it is written down, and `wandb sync` joins by the id
             config=dict(config),
             reinit="create_new",
@@ -99,7 +99,7 @@ class WandbLogger:
         self.position_file.write_text(json.dumps({"rows": self.rows, "last_step": self.last_step}), encoding="utf-8")
 
     def finish(self, status: str) -> None:
-        """Closes the tracked run: finished for "done", preempted for "preempted", failed for all else."""
+        """Closes the tracked run: finished for "done" and "stopped" (early), preempted, or failed for all else."""
         if status == "preempted":
             self.run.mark_preempting()
         self.run.finish(exit_code=EXIT.get(status, 1))

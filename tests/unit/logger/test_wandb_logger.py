@@ -24,7 +24,7 @@ from echofree.logger.build import build_logger
 logging.basicConfig(format="%(levelname)s %(message)s", level="INFO")
 for job in json.loads(sys.argv[1]):
     logger = build_logger(LoggerConfig(name=LoggerKind.wandb, mode=job["mode"]), Path(job["run_dir"]))
-    logger.start({"id": job["id"], "name": "mine"}, {"train": {"epochs": job["epochs"]}})
+    logger.start({"id": job["id"]}, {"name": "mine", "train": {"epochs": job["epochs"]}})
     for record in job["records"]:
         logger.log(record)
     logger.finish(job["status"])
@@ -95,7 +95,7 @@ def test_every_record_is_there_at_its_step(tmp_path: Path) -> None:
     ]
     assert [row["_step"] for row in rows(records)] == list(range(7))
     run = of_type(records, "run")[0]
-    assert (run["run_id"], run["display_name"], run["project"]) == ("run-1", "mine", "echofree")
+    assert (run["run_id"], run["display_name"], run["project"]) == ("run-1", "mine-run-1", "echofree")
     assert run["config"]["update"]["train"] == {"epochs": 2}
     assert of_type(records, "exit") == [{}] or of_type(records, "exit")[0].get("exit_code", 0) == 0
     assert "wandb sync" in said
