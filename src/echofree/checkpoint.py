@@ -308,3 +308,32 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+# --- a trained model ------------------------------------------------------------------------------------------------
+
+
+def load_model(path: str | os.PathLike[str]) -> tuple[torch.nn.Module, Any]:
+    """A run directory or checkpoint folder -> (model in evaluation mode on the CPU, the run's frozen config).
+
+    With averaged weights where the run kept them.
+
+    Raises:
+        CheckpointError: nothing usable there, or the weights don't fit the config beside them.
+    """
+    from echofree.config import frozen
+    from echofree.config.build import build_model
+
+    folder = find(path)
+    config = frozen.load(run_of(folder))
+    model = build_model(config)
+    state = load(folder, "model")
+    if (folder / "ema.pt").is_file():
+        state = {**state, **load(folder, "ema")["shadow"]}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{folder}: the weights don't fit the model of {run_of(folder) / 'config.yaml'}: {error}"
+        ) from error
+    return model.eval(), config
