@@ -29,7 +29,6 @@ EMBEDDED_SPLIT = {
 SPEAKER_PATTERN = r"^[^-]+(?=-)"
 HELD_OUT_SHARE = 0.06  # of the speakers (or files), for validation and again for test
 CACHE_SAMPLES = 60_000_000  # decoded speech kept in one process: an hour at 16 kHz, 240 MB
-MIN_UTTERANCE_S = 0.3
 HIGH_PASS_HZ = 50.0
 
 
@@ -46,6 +45,38 @@ class Talker:
     paths: tuple[Path, ...]
 
 
+class WaveCache:
+    """Decoded files of one process, the longest unused dropped first. Each file is read when it's first needed.
+
+    Args:
+        sample_rate: Hz to which everything is resampled.
+        speech: remove rumble and bring the active level to -26 dBFS.
+    """
+
+    def __init__(self, sample_rate: int, speech: bool = False):
+        self.sample_rate, self.speech = sample_rate, speech
+        self._waves: OrderedDict[Path, np.ndarray] = OrderedDict()
+        self._num_samples = 0
+
+    def wave(self, path: Path) -> np.ndarray:
+        """float32 [T]; several channels are averaged. Not to be changed in place.
+
+        Raises:
+            DataError: the file can't be read.
+        """
+        if path in self._waves:
+            self._waves.move_to_end(path)
+            return self._waves[path]
+        wave, _ = audio.read(path, self.sample_rate)
+        if self.speech:
+            wave = level(high_pass(wave, self.sample_rate), self.sample_rate)
+        self._waves[path] = wave
+        self._num_samples += len(wave)
+        while self._num_samples > CACHE_SAMPLES and len(self._waves) > 1:
+            self._num_samples -= len(self._waves.popitem(last=False)[1])
+        return wave
+
+
 class SpeechPool:
     """Clean speech of one split.
 
@@ -54,6 +85,10 @@ class SpeechPool:
         sample_rate: Hz to which everything is resampled.
         root: a user's folder, searched recursively; None for the embedded readings.
         speaker_pattern: a regular expression; what it matches at the start of a stem is the speaker.
+
+    Attributes:
+        talkers: speakers of the split, at least two.
+        share: [talkers] float64, how often each is to be drawn.
 
     Raises:
         DataError: no such folder, or too little in it to make three splits.
@@ -70,23 +105,18 @@ class SpeechPool:
         else:
             everyone = group_by_speaker(list_audio(root, "data.speech_root"), speaker_pattern)
             self.talkers = _share_out(everyone, split, root)
-        self._cache: OrderedDict[Path, np.ndarray] = OrderedDict()
-        self._cached_samples = 0
+        # A speaker with many recordings comes more often, but doesn't crowd out the others.
+        weight = np.sqrt([float(len(t.paths)) for t in self.talkers])
+        self.share = weight / weight.sum()
+        self._cache = WaveCache(sample_rate, speech=True)
 
     def wave(self, path: Path) -> np.ndarray:
-        """float32 [T] of one file, without rumble below 50 Hz, at an active level of about -26 dBFS. Read once."""
-        if path in self._cache:
-            self._cache.move_to_end(path)
-            return self._cache[path]
-        wave, _ = audio.read(path, self.sample_rate)
-        wave = level(high_pass(wave, self.sample_rate), self.sample_rate)
-        self._cache[path] = wave
-        self._cached_samples += len(wave)
-        while self._cached_samples > CACHE_SAMPLES and len(self._cache) > 1:
-            self._cached_samples -= len(self._cache.popitem(last=False)[1])
-        return wave
+        """float32 [T] of one file, without rumble below 50 Hz, at an active level of -26 dBFS."""
+        return self._cache.wave(path)
 
-    def talk(self, rng: np.random.Generator, talker: Talker, num_samples: int, pause_s: Sequence[float]) -> np.ndarray:
+    def talk(
+        self, rng: np.random.Generator, talker: Talker, num_samples: int, pause_s: tuple[float, float]
+    ) -> np.ndarray:
         """Utterances of one speaker in a row -> float32 [num_samples].
 
         Args:
@@ -120,6 +150,21 @@ def list_audio(root: str | Path, key: str) -> list[Path]:
     if not paths:
         raise DataError(f"{key}={root}: no audio files ({', '.join(audio.EXTENSIONS)}) in this folder or below it.")
     return paths
+
+
+def choose_split(paths: Sequence[Path], split: str, key: str) -> list[Path]:
+    """The files of one split: an eighth each, at least one, for valid and test, by a hash of the path's last two parts.
+
+    Raises:
+        DataError: naming `key` when there are fewer than 3 files.
+    """
+    if len(paths) < 3:
+        raise DataError(
+            f"{key}: {len(paths)} files; at least 3 are needed, one each for training, validation and test."
+        )
+    order = sorted(paths, key=lambda p: stable_order("/".join(p.parts[-2:])))
+    held = max(1, len(order) // 8)
+    return sorted({"valid": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}[split])
 
 
 def group_by_speaker(paths: Sequence[Path], pattern: str) -> list[Talker]:
