@@ -210,6 +210,17 @@ def _optim(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         )
 
 
+def _data(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    """The loader's keys stand in the data node, whoever wrote its YAML."""
+    if not OmegaConf.is_dict(config._get_node("data")):
+        return
+    for key, least in (("num_workers", 0), ("prefetch_factor", 1)):
+        value = config.data.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            plus = "+" if key not in config.data else ""
+            yield f"data.{key}={value}: must be a whole number from {least} up. Type: {plus}data.{key}=2"
+
+
 def _dist(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
     dist = config.dist
     try:
@@ -287,4 +298,4 @@ def _paths(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         yield f"resume_allow={list(config.resume_allow)} is read only beside resume=. Type: resume=auto"
 
 
-RULES = (_train, _optim, _dist, _device, _checkpoint, _logger, _paths)
+RULES = (_train, _optim, _data, _dist, _device, _checkpoint, _logger, _paths)

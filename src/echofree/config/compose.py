@@ -123,11 +123,11 @@ def compose(words: Sequence[str] = (), composer: Composer | None = None) -> Comp
         ConfigError: every problem of the words and of the values together.
     """
     composer = composer or Composer()
-    config, right, problems = _settings(list(words), composer, multirun=False)
+    config, right, problems = settings(list(words), composer, multirun=False)
     return _finish(config, right, problems, composer)
 
 
-def _settings(words: list[str], composer: Composer, multirun: bool) -> tuple[DictConfig, list[Override], list[str]]:
+def settings(words: list[str], composer: Composer, multirun: bool) -> tuple[DictConfig, list[Override], list[str]]:
     """-> (config with every right word applied and Hydra's node, the right words, the problems)."""
     parsed = override.parse(words, composer.loader)
     problems, right = list(parsed.problems), []
@@ -135,15 +135,19 @@ def _settings(words: list[str], composer: Composer, multirun: bool) -> tuple[Dic
     checker = override.Checker(composer.loader, empty, multirun)
     groups, keys = _sort(parsed.overrides, composer)
     for word in groups:
+        if word.key_or_group in empty.hydra.runtime.choices:
+            word = override.without_plus(word, composer.loader)
         found = checker.use_problems(word) + checker.group_problems(word)
         problems += found
         right += [] if found else [word]
     try:
-        config = composer.base(_first_values(right, empty), multirun)
+        config = composer.base(_first_values(right), multirun)
     except ConfigError as error:
         problems += error.problems
         config = empty
     for word in keys:
+        if override.exists(config, word.key_or_group):
+            word = override.without_plus(word, composer.loader)
         found = checker.use_problems(word) or checker.value_problems(word, config)
         problems += found
         right += [] if found else [word]
@@ -156,25 +160,24 @@ def _sort(words: list[Override], composer: Composer) -> tuple[list[Override], li
     return groups, [word for word in words if word not in groups]
 
 
-def _first_values(groups: list[Override], base: DictConfig) -> list[str]:
-    lines = []
-    for word in groups:
-        line = override.spelled(word, plain=word.key_or_group in base.hydra.runtime.choices)
-        if word.is_discrete_sweep():
-            line = f"{word.key_or_group}={next(word.sweep_string_iterator())}"
-        lines.append(line)
-    return lines
+def _first_values(groups: list[Override]) -> list[str]:
+    return [
+        f"{word.get_key_element()}={next(word.sweep_string_iterator())}"
+        if word.is_discrete_sweep()
+        else str(word.input_line)
+        for word in groups
+    ]
 
 
 def _finish(config: DictConfig, right: list[Override], problems: list[str], composer: Composer) -> Composed:
     """Rules about values, resume, and the bookkeeping around one composed config."""
     choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if not str(k).startswith("hydra/")}
     own_dir = next((word.value() for word in right if word.key_or_group == "hydra.run.dir"), None)
-    config = _without_hydra(config)
+    config = without_hydra(config)
     problems = problems + check.problems(config, choices)
     if problems:
         raise ConfigError(problems)
-    default = _without_hydra(composer.base(()))
+    default = without_hydra(composer.base(()))
     before, after = override.flat(default), override.flat(config)
     named = {word.key_or_group for word in right}
     changed = {key for key, value in after.items() if key in named or before.get(key, "???") != value}
@@ -198,7 +201,7 @@ def _resumed(composed: Composed, right: list[Override], composer: Composer) -> C
             "a new one starts"
         )
         return composed
-    given = resume.given_keys(right, composed.config, lambda words: _without_hydra(composer.base(words)))
+    given = resume.given_keys(right, composed.config, lambda words: without_hydra(composer.base(words)))
     config, notes = resume.merge(plan, composed.config, given)
     composed.config, composed.run_dir, composed.checkpoint, composed.resumed = (
         config,
@@ -213,7 +216,7 @@ def _resumed(composed: Composed, right: list[Override], composer: Composer) -> C
     return composed
 
 
-def _without_hydra(config: DictConfig) -> DictConfig:
+def without_hydra(config: DictConfig) -> DictConfig:
     copy = config.copy()
     OmegaConf.set_struct(copy, False)
     copy.pop("hydra", None)
@@ -257,7 +260,7 @@ def main_config(argv: Sequence[str], run_job: RunJob | None = None, check_signat
 
 def compose_flags(flags: Flags, composer: Composer) -> Composed:
     """`compose`, with the problems of the flags told in the same breath."""
-    config, right, problems = _settings(flags.words, composer, multirun=False)
+    config, right, problems = settings(flags.words, composer, multirun=False)
     return _finish(config, right, flags.problems + problems, composer)
 
 
@@ -273,7 +276,7 @@ def job_combinations(words: list[Override]) -> list[list[str]]:
     axes = []
     for word in words:
         if word.is_discrete_sweep():
-            axes.append([f"{word.key_or_group}={value}" for value in word.sweep_string_iterator()])
+            axes.append([f"{word.get_key_element()}={value}" for value in word.sweep_string_iterator()])
         else:
             axes.append([str(word.input_line)])
     return [list(job) for job in itertools.product(*axes)]

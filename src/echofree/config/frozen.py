@@ -93,7 +93,8 @@ def load(run_dir: Path) -> DictConfig:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise ConfigError(
-            f"{run_dir} is no run directory: it has no config.yaml. Type the path of one, such as outputs/tiny/<date_time>"
+            f"{run_dir} is no run directory: it has no config.yaml. Type the path of one, such as "
+            f"outputs/tiny/<date_time>"
         )
     # OmegaConf's reader, since plain YAML 1.1 takes 1e-05 for a word
     plain = OmegaConf.to_container(OmegaConf.load(path))

@@ -40,21 +40,26 @@ class Words:
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that a typo most likely meant, or None.
 
-    A key whose last part is equal wins (`batch_size`, `train.lr`), then a known foreign name, then likeness.
+    A key whose last part is equal wins (`batch_size`, `train.lr`), then a known foreign name, then a like one in the
+    same group, in any group, and at last likeness of the whole.
     """
     names = list(candidates)
-    last = word.rpartition(".")[2]
+    head, _, last = word.rpartition(".")
     same_last = [name for name in names if name.rpartition(".")[2] == last]
     if same_last:
         return max(same_last, key=lambda name: difflib.SequenceMatcher(None, word, name).ratio())
     for foreign in (word, last):
-        if foreign in SPELLINGS and SPELLINGS[foreign] in names:
+        if SPELLINGS.get(foreign) in names:
             return SPELLINGS[foreign]
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if close:
-        return close[0]
-    close_last = difflib.get_close_matches(last, [name.rpartition(".")[2] for name in names], n=1, cutoff=0.75)
-    return next((name for name in names if close_last and name.rpartition(".")[2] == close_last[0]), None)
+    near_last = {name.rpartition(".")[2]: name for name in reversed(names)}
+    siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == head}
+    for table, cutoff in ((siblings, 0.6), (near_last, 0.75)):
+        close = difflib.get_close_matches(last, table, n=1, cutoff=cutoff)
+        if close:
+            return table[close[0]]
+    whole = [name for name in names if name.count(".") == word.count(".")] if not siblings else []
+    close = difflib.get_close_matches(word, whole, n=1, cutoff=0.7)
+    return close[0] if close else None
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -212,6 +217,9 @@ class Checker:
         near = nearest(key, names)
         text = f"{line}: there is no key {key!r}."
         value = override.get_value_element_as_str() if not override.is_delete() else ""
+        owners = self._options_with(key)
+        if owners:
+            return f"{text} It belongs to {', '.join(owners)}. Type: {owners[0]} {key}={value}"
         if near:
             text += f" Type: {near}={value}"
         elif head in config and "." in key:
@@ -222,13 +230,26 @@ class Checker:
             text += f". A keyword of its class that the file doesn't name is added with a plus: +{key}={value}"
         return text
 
-    @staticmethod
-    def _wrong_value(line: str, key: str, error: Exception) -> str:
+    def _wrong_value(self, line: str, key: str, error: Exception) -> str:
         annotation = field_type(key)
         if annotation is not None:
-            return f"{line}: {key} can't be that. Valid: {valid_values(annotation)}"
+            default = flat(self.base).get(key)
+            remedy = f"{key}={'null' if default is None else default}"
+            return f"{line}: not a valid value. Valid: {valid_values(annotation)}. Type, for example: {remedy}"
         cause = error.__cause__ or error
         return f"{line}: {str(cause).splitlines()[0]}"
+
+    def _options_with(self, key: str) -> list[str]:
+        """`group=option` of the options of an open group whose file has this key."""
+        head, _, rest = key.partition(".")
+        if head not in OPEN_GROUPS or not rest:
+            return []
+        found = []
+        for option in sorted(self.loader.get_group_options(head)):
+            result = self.loader.repository.load_config(f"{head}/{option}")
+            if result is not None and isinstance(result.config, DictConfig) and exists(result.config, rest):
+                found.append(f"{head}={option}")
+        return found
 
     def _groups(self) -> list[str]:
         return list(self.loader.list_groups(""))
@@ -245,6 +266,13 @@ class Checker:
         return []
 
 
+def without_plus(override: Override, loader: ConfigLoaderImpl) -> Override:
+    """The same word as a plain setting: a `+` before something that is there already says the same."""
+    if not (override.is_add() or override.is_force_add()) or override.is_delete():
+        return override
+    return OverridesParser.create(config_loader=loader).parse_override(str(override.input_line).lstrip("+"))
+
+
 def exists(config: DictConfig, key: str) -> bool:
     """Whether the dotted `key` is there, its value possibly null or missing."""
     node: Any = config
@@ -258,9 +286,3 @@ def exists(config: DictConfig, key: str) -> bool:
         else:
             return False
     return True
-
-
-def spelled(override: Override, plain: bool) -> str:
-    """The word as Hydra should see it: with `plain` a leading `+` is dropped, for what exists already."""
-    line = str(override.input_line)
-    return line.lstrip("+") if plain else line

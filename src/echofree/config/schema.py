@@ -73,7 +73,7 @@ class TrainConfig:
 
     batch_size: int = 16  # clips of one process and one micro-batch
     gradient_accumulation_steps: int = 1  # micro-batches per optimizer step
-    epochs: int = 5
+    epochs: int = 5  # passes over the training clips
     max_steps: int | None = None  # optimizer steps; stops before `epochs` if reached first
     max_time: str | None = None  # wall-clock limit, "HH:MM:SS" or "90m"; saves and exits 75
     log_every: int = 10  # optimizer steps
@@ -81,12 +81,12 @@ class TrainConfig:
     save_every_steps: int = 0  # optimizer steps; 0: off
     eval_interval: int = 1  # epochs; 0: only at the end
     eval_every_steps: int = 0  # optimizer steps; 0: off
-    precision: Precision = Precision.fp32
-    clip_norm: float | None = 5.0
+    precision: Precision = Precision.fp32  # of the forward pass; weights stay fp32
+    clip_norm: float | None = 5.0  # of the whole gradient; null: no clipping
     ema_decay: float = 0.0  # 0: no moving average of the weights
-    nonfinite: Nonfinite = Nonfinite.skip
+    nonfinite: Nonfinite = Nonfinite.skip  # a step whose gradient is NaN or infinite
     early_stop_patience: int = 0  # evaluations without a better `checkpoint.metric`; 0: off
-    compile: bool = False
+    compile: bool = False  # torch.compile
     device: str = "auto"  # auto | cpu | cuda
     final_test: bool = True  # score the best weights on the test split at the end
     deterministic: bool = False  # torch.use_deterministic_algorithms
@@ -97,13 +97,13 @@ class OptimConfig:
     """Optimizer and learning-rate schedule."""
 
     name: OptimKind = OptimKind.adamw
-    lr: float = 1e-3
+    lr: float = 1e-3  # highest learning rate, after the warm-up
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     momentum: float = 0.9  # sgd only
-    schedule: ScheduleKind = ScheduleKind.cosine
+    schedule: ScheduleKind = ScheduleKind.cosine  # after the warm-up
     warmup_steps: int = 0  # linear, optimizer steps
     min_lr_ratio: float = 0.01  # where cosine ends and plateau stops, as a share of lr
     plateau_factor: float = 0.5
@@ -116,7 +116,7 @@ class DistConfig:
 
     name: StrategyKind = StrategyKind.single
     num_procs: str = "1"  # a number, or auto: all GPUs of this machine (without GPUs: 1)
-    backend: Backend = Backend.auto
+    backend: Backend = Backend.auto  # auto: nccl on GPUs, gloo on CPUs
     init_method: str = "auto"  # auto | env:// | tcp://host:port | file:///path
     timeout_s: float = 300.0  # a collective that takes longer ends the run
     start_timeout_s: float = 600.0  # for the ranks to find each other
@@ -131,9 +131,9 @@ class CheckpointConfig:
     """What is kept."""
 
     metric: str = "loss"  # a key of the validation scores
-    mode: Mode = Mode.min
-    keep_last: int = 2
-    keep_best: int = 1
+    mode: Mode = Mode.min  # whether less or more of it is better
+    keep_last: int = 2  # newest checkpoints
+    keep_best: int = 1  # best checkpoints by `metric`
 
 
 @dataclass
@@ -141,11 +141,11 @@ class LoggerConfig:
     """Where metrics go beside metrics.jsonl."""
 
     name: LoggerKind = LoggerKind.console
-    project: str = "echofree"
-    entity: str | None = None
+    project: str = "echofree"  # wandb
+    entity: str | None = None  # wandb
     mode: str = "offline"  # wandb: offline | online | disabled
     progress: str = "auto"  # auto: a bar on a terminal, plain lines elsewhere | on | off
-    level: str = "info"
+    level: str = "info"  # debug | info | warning | error
 
 
 @dataclass
@@ -161,8 +161,8 @@ class RunConfig:
     dist: DistConfig = field(default_factory=DistConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
-    seed: int = 0
-    name: str = "run"
+    seed: int = 0  # of weights, scenes and order
+    name: str = "run"  # folder of the run below output_root
     resume: str | None = None  # auto | a run directory | a checkpoint directory
     resume_allow: list[str] = field(default_factory=list)  # keys or groups that may differ from the resumed run
-    output_root: str = "outputs"
+    output_root: str = "outputs"  # where run directories go

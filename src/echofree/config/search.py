@@ -66,3 +66,9 @@ def groups() -> dict[str, list[str]]:
             if group != "." and not any(part.startswith((".", "_")) for part in path.relative_to(root).parts):
                 table.setdefault(group, set()).add(path.stem)
     return {group: sorted(table[group]) for group in sorted(table)}
+
+
+def import_roots() -> list[str]:
+    """Folders from which `experiments.<module>` is imported: the parents of the experiment folders of that name."""
+    package = Path(__file__).resolve().parent.parent
+    return [str(f.parent) for f in experiment_dirs() if f.name == "experiments" and f.parent != package]

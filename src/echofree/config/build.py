@@ -1,0 +1,222 @@
+"""Open groups become objects: `_target_` names a class, the other keys are its keywords.
+
+The class is found and its signature read before anything is built, so that a misspelt keyword, a missing one or a value
+of a wrong type is told with its place, all of them together. Hydra's own `instantiate` stops at the first, halfway
+through building, and accepts `+model.typo=1` until then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from echofree.config import search
+from echofree.config.frozen import freeze
+from echofree.config.override import nearest
+from echofree.errors import ConfigError
+
+ROOTS = ("echofree.", "torch.", "experiments.")
+LOADER_KEYS = ("num_workers", "prefetch_factor")  # of the data node: read by the loader, not by the source
+SCALARS = (int, float, str, bool)
+
+
+def build_model(config: DictConfig | Mapping[str, Any]) -> Any:
+    """The model of a run config."""
+    return instantiate(freeze(config)["model"], "model")
+
+
+def build_data(config: DictConfig | Mapping[str, Any]) -> Any:
+    """The data source of a run config; the loader's keys of that node are left to the loader."""
+    return instantiate(_source(freeze(config)["data"]), "data")
+
+
+def build_task(config: DictConfig | Mapping[str, Any]) -> Any:
+    """The task of a run config, handed the loss that the group `loss` describes."""
+    plain = freeze(config)
+    return instantiate(plain["task"], "task", loss=instantiate(plain["loss"], "loss"))
+
+
+def check(config: DictConfig | Mapping[str, Any]) -> None:
+    """Compares all open groups with what they name. Imports it (so mostly torch); builds nothing.
+
+    Raises:
+        ConfigError: all problems of model, data, loss and task.
+    """
+    plain = freeze(config)
+    found = list(problems(plain["model"], "model"))
+    found += problems(_source(plain["data"]), "data")
+    found += problems(plain["loss"], "loss")
+    found += problems(plain["task"], "task", ("loss",))
+    if found:
+        raise ConfigError(found)
+
+
+def instantiate(node: Mapping[str, Any] | DictConfig, path: str, **extra: Any) -> Any:
+    """Builds what `node` describes, nested nodes first.
+
+    Args:
+        node: `_target_` and keywords; values may again be such nodes, or lists and mappings of them.
+        path: where it stands in the config, for error texts.
+        extra: keywords that the program hands in beside those of the node.
+
+    Raises:
+        ConfigError: all problems of the node, before anything is built; or the constructor's own.
+    """
+    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
+    found = list(problems(plain, path, tuple(extra)))
+    if found:
+        raise ConfigError(found)
+    return _build(plain, extra)
+
+
+def _build(value: Any, extra: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        built = {str(key): _build(item, {}) for key, item in value.items() if key != "_target_"}
+        return locate(str(value["_target_"]), "")(**built, **extra) if "_target_" in value else built
+    if isinstance(value, list):
+        return [_build(item, {}) for item in value]
+    return value
+
+
+def _source(data: Any) -> Any:
+    return {key: value for key, value in data.items() if key not in LOADER_KEYS} if isinstance(data, Mapping) else data
+
+
+def locate(target: str, path: str) -> Callable[..., Any]:
+    """The class or function with this dotted name.
+
+    Raises:
+        ConfigError: not under one of `ROOTS`, no such module or name, or its import failed.
+    """
+    where = f"{path}._target_={target}"
+    if not target.startswith(ROOTS):
+        raise ConfigError(
+            f"{where}: only names under {', '.join(ROOTS)} are built. Put your own module into experiments/ and type "
+            f"experiments.<module>.<class>"
+        )
+    if target.startswith("experiments."):
+        for root in search.import_roots():
+            if root not in sys.path:
+                sys.path.append(root)
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.startswith(error.name):
+            raise ConfigError(f"{where}: there is no module {error.name!r}{_place(target)}") from error
+        raise ConfigError(
+            f"{where}: {module_name} needs the package {error.name!r}, which isn't installed. "
+            f"Type: pip install {error.name}"
+        ) from error
+    except (ImportError, SyntaxError) as error:
+        raise ConfigError(f"{where}: importing {module_name} failed ({type(error).__name__}: {error})") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = nearest(name, public)
+        hint = f"Type: {path}._target_={module_name}.{near}" if near else f"It has: {', '.join(sorted(public)[:12])}"
+        raise ConfigError(f"{where}: {module_name} has no class {name!r}. {hint}")
+    return typing.cast("Callable[..., Any]", found)
+
+
+def _place(target: str) -> str:
+    if not target.startswith("experiments."):
+        return ""
+    folders = ", ".join(str(folder) for folder in search.experiment_dirs()) or "no folder experiments/ here"
+    return f" (looked in: {folders}). The folder must be named experiments; it is found beside the command you type"
+
+
+def problems(node: Any, path: str, extra: tuple[str, ...] = ()) -> Iterator[str]:
+    """What is wrong with a node, nested ones included. Nothing is built.
+
+    Args:
+        node: plain containers.
+        path: where the node stands.
+        extra: names of keywords that the program will hand in.
+    """
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+        yield f"{path} has no _target_: its YAML must name the class to build, such as _target_: experiments.my.Model"
+        return
+    yield from _nested(node, path)
+    try:
+        function = locate(node["_target_"], path)
+        parameters = inspect.signature(function).parameters
+    except ConfigError as error:
+        yield from error.problems
+        return
+    except ValueError:  # a class written in C shows no signature: its own complaint has to do
+        return
+    given = {str(key): value for key, value in node.items() if key != "_target_"}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    hints = _hints(function)
+    for key, value in given.items():
+        if key in extra:
+            yield f"{path}.{key} is handed in by the program and can't be set. Type: ~{path}.{key}"
+        elif key not in names and not open_ended:
+            near = nearest(key, [name for name in names if name not in extra])
+            yield (
+                f"{path}.{key}={value}: {node['_target_']} takes no {key!r}. "
+                + (f"Type: {path}.{near}={value}" if near else f"It takes: {', '.join(names) or 'nothing'}")
+            )
+        elif key in hints and not fits(value, hints[key]):
+            yield f"{path}.{key}={value}: {node['_target_']} wants {wants(hints[key])}"
+    for name in extra:
+        if name not in names and not open_ended:
+            yield f"{path}: {node['_target_']} must take the keyword {name!r}, which the program hands in"
+    for name in names:
+        if parameters[name].default is inspect.Parameter.empty and name not in given and name not in extra:
+            yield f"{path}.{name} is not given, and {node['_target_']} needs it. Type: +{path}.{name}=..."
+
+
+def _nested(value: Any, path: str) -> Iterator[str]:
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if isinstance(item, Mapping) and "_target_" in item:
+            yield from problems(item, f"{path}.{key}")
+        else:
+            yield from _nested(item, f"{path}.{key}")
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
+    except (NameError, TypeError, AttributeError):  # names imported for type checkers only: such hints can't be read
+        return {}
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a config value suits a keyword. Judges numbers, texts, truth values, null, choices and unions of those;
+    anything else is left to the constructor."""
+    if annotation is type(None) or annotation is None:
+        return value is None
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, part) for part in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if annotation not in SCALARS:
+        return value is not None or annotation in (Any, inspect.Parameter.empty, object)
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, annotation)
+
+
+def wants(annotation: Any) -> str:
+    """`annotation` in words."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(wants(part) for part in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return " | ".join(str(choice) for choice in typing.get_args(annotation))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))

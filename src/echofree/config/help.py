@@ -1,0 +1,223 @@
+"""Help texts. They come from the schema's comments and from the folders of options, without Hydra and without torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from echofree.config import search
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A line of `echofree --help`, and what its own help says."""
+
+    line: str
+    usage: str
+    keys: tuple[tuple[str, str], ...] = ()
+    examples: tuple[tuple[str, str], ...] = ()
+
+
+VERBS: dict[str, Verb] = {
+    "train": Verb(
+        "train a canceller: compose, check, run, score",
+        "[group=option ...] [key=value ...] [-m]",
+        examples=(
+            ("", "no arguments: tiny model, embedded speech, this machine, minutes"),
+            ("model=base dist=ddp", "a bigger model on all GPUs of this machine"),
+            ("data=folder data.root=/path/to/recordings", "your own mic/far(/near) files"),
+            ("-m optim.lr=1e-3,3e-4 seed=0,1", "a sweep of four runs, one after another"),
+            ("resume=auto", "go on with the newest run"),
+        ),
+    ),
+    "evaluate": Verb(
+        "score a trained model per scenario, beside the microphone and a linear filter",
+        "checkpoint=<run dir|checkpoint> [data=... data.root=...]",
+        keys=(
+            ("checkpoint", "a run directory (its best weights) or one of its checkpoints"),
+            ("data", "the group of train, with its keys; left out: the data of the run"),
+        ),
+        examples=(
+            ("checkpoint=outputs/run/2026-01-31_12-00-00", "on the test split that the run was trained beside"),
+            (
+                "checkpoint=outputs/run/2026-01-31_12-00-00 data=folder data.root=/path/to/recordings",
+                "on your own files",
+            ),
+        ),
+    ),
+    "cancel": Verb(
+        "remove the echo from a recording",
+        "model=<run dir|checkpoint> mic=<file> far=<file> out=<file>",
+        keys=(
+            ("model", "a run directory or one of its checkpoints"),
+            ("mic", "the microphone's file: wav or flac, any rate and length"),
+            ("far", "the far end's file, as sent to the loudspeaker"),
+            ("out", "where the cleaned file goes"),
+        ),
+        examples=(("model=outputs/run/2026-01-31_12-00-00 mic=mic.wav far=far.wav out=clean.wav", "one file"),),
+    ),
+}
+
+EXIT_CODES = (
+    ("0", "done"),
+    ("1", "failed"),
+    ("2", "the input was wrong (config, paths, missing extra), said before anything started"),
+    ("75", "preempted or out of time, state saved: start again with resume=auto"),
+    ("130", "interrupted"),
+)
+
+# What people change most; their lines come from the schema. Keys of open groups bring their own.
+MOST_USED = (
+    "train.batch_size",
+    "train.gradient_accumulation_steps",
+    "train.epochs",
+    "train.max_steps",
+    "train.max_time",
+    "train.save_interval",
+    "train.eval_interval",
+    "train.log_every",
+    "train.precision",
+    "train.clip_norm",
+    "train.device",
+    "optim.lr",
+    "optim.schedule",
+    "optim.warmup_steps",
+    "dist.num_procs",
+    "dist.backend",
+    "checkpoint.metric",
+    "checkpoint.keep_last",
+    "name",
+    "seed",
+    "resume",
+    "output_root",
+)
+OPEN_KEYS = (
+    ("model.hidden_size", "base", "width of the model, where its class takes it"),
+    ("model.num_layers", "base", "depth of the model, where its class takes it"),
+    ("data.root", "folder", "folder of recordings"),
+    ("data.num_workers", "all", "processes of each rank that make or read clips; 0: in the training process"),
+)
+
+GROUP_LINES = {
+    "model": "the canceller",
+    "data": "where clips come from",
+    "loss": "what is minimised",
+    "task": "what a batch means",
+    "train": "how long, how much at once, how often to look and to save",
+    "optim": "optimizer, learning rate, schedule",
+    "dist": "where the work runs",
+    "checkpoint": "what is kept",
+    "logger": "where metrics go beside metrics.jsonl",
+    "experiment": "one small file of differences: experiments/experiment/NAME.yaml",
+    "debug": "remedies: shorter, stricter, louder",
+}
+
+
+@cache
+def schema_docs() -> dict[str, tuple[str, str, str]]:
+    """Dotted key -> (type, default, line), read off the text of schema.py, where each key has a comment behind it."""
+    text = (Path(__file__).with_name("schema.py")).read_text(encoding="utf-8")
+    classes: dict[str, dict[str, tuple[str, str, str]]] = {}
+    sections: dict[str, str] = {}
+    current = ""
+    for line in text.splitlines():
+        head = re.match(r"class (\w+)", line)
+        item = re.match(r"    (\w+): ([^=#]+?)(?: = (.*?))?(?:  # (.*))?$", line)
+        if head:
+            current = head.group(1)
+        elif item and current.endswith("Config"):
+            name, kind, default, comment = item.groups()
+            classes.setdefault(current, {})[name] = (kind, _default(default or ""), comment or "")
+            if current == "RunConfig" and kind.endswith("Config"):
+                sections[name] = kind
+    table = {f"{group}.{key}": row for group, kind in sections.items() for key, row in classes[kind].items()}
+    table.update({key: row for key, row in classes["RunConfig"].items() if key not in sections})
+    return table
+
+
+def _default(text: str) -> str:
+    enum = re.fullmatch(r"[A-Z]\w+\.(\w+)", text)
+    plain = {"None": "null", "True": "true", "False": "false", "field(default_factory=list)": "[]"}
+    return enum.group(1) if enum else plain.get(text, text.strip('"'))
+
+
+def _enum_options(kind: str) -> str:
+    """`fp32 | bf16 | fp16` for an enum of the schema, else nothing."""
+    text = (Path(__file__).with_name("schema.py")).read_text(encoding="utf-8")
+    body = re.search(rf"class {re.escape(kind)}\(Enum\):\n((?:    .*\n|\n(?=    ))+)", text)
+    return " | ".join(re.findall(r"^    (\w+) = ", body.group(1), flags=re.M)) if body else ""
+
+
+def overview() -> str:
+    """What `echofree --help` prints."""
+    width = max(map(len, VERBS))
+    return "\n".join(
+        [
+            "EchoFree trains acoustic echo cancellers.",
+            "",
+            "Usage: echofree <verb> [key=value ...]        (the same as python -m echofree.<verb> ...)",
+            "",
+            "Verbs:",
+            *(f"  {name:{width}}  {verb.line}" for name, verb in VERBS.items()),
+            "",
+            "  echofree <verb> --help    what the verb takes",
+            "  echofree --version        the version",
+            "",
+            *_exit_codes(),
+        ]
+    )
+
+
+def verb_help(verb: str) -> str:
+    """What `python -m echofree.<verb> --help` prints."""
+    about = VERBS[verb]
+    command = f"python -m echofree.{verb}"
+    lines = [f"{command}: {about.line}", "", f"Usage: {command} {about.usage}", ""]
+    lines += [*_train_body(), ""] if verb == "train" else [*_table("Keys", about.keys), ""]
+    width = max(len(words) for words, _ in about.examples)
+    lines += ["Examples:", *(f"  {command} {words:{width}}  # {what}".rstrip() for words, what in about.examples), ""]
+    return "\n".join([*lines, *_exit_codes()])
+
+
+def _train_body() -> list[str]:
+    options, docs = search.groups(), schema_docs()
+    lines = ["Groups (group=option; the first in brackets is the default):"]
+    defaults = _default_options()
+    for group, what in GROUP_LINES.items():
+        names = [f"[{name}]" if name == defaults.get(group) else name for name in options.get(group, [])]
+        names.sort(key=lambda name: not name.startswith("["))
+        lines.append(f"  {group:11} {what}: {' '.join(names)}")
+    rows = []
+    for key in MOST_USED:
+        kind, default, line = docs[key]
+        enum = _enum_options(kind)
+        rows.append((f"{key}={default}", "; ".join(part for part in (enum, line) if part)))
+    rows += [(key, f"{line} (data={option})" if option == "folder" else line) for key, option, line in OPEN_KEYS]
+    lines += ["", *_table("Keys used most, with their defaults", tuple(rows))]
+    lines += [
+        "",
+        "A model's preset (conf/model_preset) sets train and optim values that suit it; what you type wins.",
+        "",
+        "Flags:",
+        "  -m, --multirun        several values per key (a,b,c) make a sweep",
+        "  --cfg job             show the composed config, run nothing; -p GROUP: one part; --resolve: fill in ${...}",
+        "  --config-dir DIR      another folder of groups; experiments/ beside the command is always found",
+        "  --info, --hydra-help  what Hydra says about itself",
+    ]
+    return lines
+
+
+def _default_options() -> dict[str, str]:
+    text = (search.conf_dir() / "train.yaml").read_text(encoding="utf-8")
+    return dict(re.findall(r"^  - (\w+): (\w+)", text, flags=re.M))
+
+
+def _table(title: str, rows: tuple[tuple[str, str], ...]) -> list[str]:
+    width = max((len(key) for key, _ in rows), default=0)
+    return [f"{title}:", *(f"  {key:{width}}  {what}".rstrip() for key, what in rows)]
+
+
+def _exit_codes() -> list[str]:
+    return ["Exit codes:", *(f"  {code:>3}  {what}" for code, what in EXIT_CODES)]
