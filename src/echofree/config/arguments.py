@@ -59,8 +59,13 @@ class Flags:
         return bool(self.cfg or self.info or self.hydra_help)
 
 
-def parse_flags(argv: Sequence[str]) -> Flags:
-    """Takes our own and Hydra's flags out of `argv`; the rest goes to `classic.translate`. Never raises."""
+def parse_flags(argv: Sequence[str], verb: str = "train", keys: Sequence[str] = ()) -> Flags:
+    """Takes our own and Hydra's flags out of `argv`; the rest goes to `classic.translate`. Never raises.
+
+    Args:
+        verb: for the hint.
+        keys: the verb's own keys, which win over foreign names.
+    """
     flags, rest, words = Flags(), [], list(argv)
     while words:
         word = words.pop(0)
@@ -79,9 +84,9 @@ def parse_flags(argv: Sequence[str]) -> Flags:
             flags.problems.append(f"{word}: needs a value" + (f": {', '.join(choices)}" if choices else ""))
         else:
             setattr(flags, target, value)
-    translation = translate(rest)
+    translation = translate(rest, keys)
     flags.words = translation.words
     flags.problems += translation.problems
     if translation.problems:
-        flags.hint = f"The whole line in EchoFree's spelling: python -m echofree.train {' '.join(translation.spelled)}"
+        flags.hint = f"The whole line in EchoFree's spelling: python -m echofree.{verb} {' '.join(translation.spelled)}"
     return flags

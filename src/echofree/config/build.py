@@ -44,10 +44,12 @@ def build_task(config: DictConfig | Mapping[str, Any]) -> Any:
 
 
 def check(config: DictConfig | Mapping[str, Any]) -> None:
-    """Compares all open groups with what they name. Imports it (so mostly torch); builds nothing.
+    """Compares all open groups with what they name, which imports it (and so mostly torch). Then builds loss and task,
+    which is cheap, for the complaints of their constructors; model and data are not built.
 
     Raises:
         ConfigError: all problems of model, data, loss and task.
+        MissingExtra: a metric whose package isn't installed.
     """
     plain = freeze(config)
     found = list(problems(plain["model"], "model"))
@@ -56,6 +58,7 @@ def check(config: DictConfig | Mapping[str, Any]) -> None:
     found += problems(plain["task"], "task", ("loss",))
     if found:
         raise ConfigError(found)
+    build_task(plain)
 
 
 def instantiate(node: Mapping[str, Any] | DictConfig, path: str, **extra: Any) -> Any:

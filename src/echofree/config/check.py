@@ -21,18 +21,8 @@ from echofree.config.schema import Backend, LoggerKind, Mode, ScheduleKind, Stra
 
 Test = Callable[[Any], bool]
 
-# Metrics that need nothing beyond the core, and those of the extra `metrics`. "loss" is always there.
-SCORES_UP = (
-    "si_sdr",
-    "si_sdr_improvement",
-    "erle",
-    "true_erle",
-    "speech_survival",
-    "pesq",
-    "stoi",
-    "aecmos",
-    "aecmos_echo",
-)
+# Scores of which less is better; of all others more is.
+SCORES_DOWN = ("loss", "delay_ms")
 
 _at_least_1: tuple[Test, str] = (lambda v: v >= 1, "at least 1")
 _at_least_0: tuple[Test, str] = (lambda v: v >= 0, "at least 0")
@@ -107,7 +97,7 @@ def problems(config: DictConfig, choices: Mapping[str, str] | None = None) -> li
         config: a RunConfig, types checked.
         choices: group -> option chosen, for rules about a choice as such.
     """
-    missing = _unresolved(config)
+    missing = unresolved(config)
     found = list(missing)
     for key, ((test, valid), remedy) in RANGES.items():
         value = OmegaConf.select(config, key)
@@ -118,7 +108,7 @@ def problems(config: DictConfig, choices: Mapping[str, str] | None = None) -> li
     return found
 
 
-def _unresolved(config: DictConfig) -> Iterator[str]:
+def unresolved(config: DictConfig) -> Iterator[str]:
     """Values that are not given, and interpolations that lead nowhere."""
     for key in sorted(OmegaConf.missing_keys(config)):
         yield f"{key} is not given. Type: {key}=..."
@@ -265,18 +255,22 @@ def _device(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
 
 def _checkpoint(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
     checkpoint = config.checkpoint
-    known = ("loss", *SCORES_UP)
-    if checkpoint.metric not in known:
+    task = config._get_node("task")
+    # a task of one's own may name its scores otherwise: then only the evaluation knows them
+    scores: Any = task.get("metrics") if isinstance(task, DictConfig) else None
+    if OmegaConf.is_list(scores) and checkpoint.metric not in ("loss", *scores):
+        known = ", ".join(("loss", *scores))
         yield (
-            f"checkpoint.metric={checkpoint.metric}: no such score. Available: {', '.join(known)}. "
-            "Type: checkpoint.metric=loss"
+            f"checkpoint.metric={checkpoint.metric}: no score of this task. Available: {known}. Type: "
+            f"checkpoint.metric=loss, or 'task.metrics=[{','.join((*scores, checkpoint.metric))}]'"
         )
-    elif checkpoint.mode != (Mode.min if checkpoint.metric == "loss" else Mode.max):
-        right = "min" if checkpoint.metric == "loss" else "max"
-        yield (
-            f"checkpoint.mode={checkpoint.mode.value} keeps the worst by checkpoint.metric={checkpoint.metric}. "
-            f"Type: checkpoint.mode={right}"
-        )
+    elif OmegaConf.is_list(scores):
+        right = Mode.min if checkpoint.metric in SCORES_DOWN else Mode.max
+        if checkpoint.mode != right:
+            yield (
+                f"checkpoint.mode={checkpoint.mode.value} keeps the worst by checkpoint.metric={checkpoint.metric}. "
+                f"Type: checkpoint.mode={right.value}"
+            )
 
 
 def _logger(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:

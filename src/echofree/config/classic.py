@@ -154,10 +154,10 @@ class Translation:
     problems: list[str] = field(default_factory=list)
 
 
-def translate(argv: Sequence[str]) -> Translation:
+def translate(argv: Sequence[str], keys: Sequence[str] = ()) -> Translation:
     """Splits `argv` (EchoFree's and Hydra's own flags already taken out) into words and foreign flags.
 
-    A flag takes the next word as its value unless that is a flag or a `key=value` word itself.
+    A flag with the name of one of `keys` means that key. A flag takes the next word as its value unless that is a flag or a `key=value` word itself.
     """
     result, words = Translation(), list(argv)
     while words:
@@ -172,7 +172,7 @@ def translate(argv: Sequence[str]) -> Translation:
         if not has_value and not switch and words and not words[0].startswith("--") and not _is_setting(words[0]):
             value = words.pop(0)
             word = f"{word} {value}"
-        _explain(result, word, key, value)
+        _explain(result, word, key, value, keys)
     return result
 
 
@@ -181,10 +181,12 @@ def _is_setting(word: str) -> bool:
     return "=" in word and head.replace(".", "").replace("/", "").replace("_", "").lstrip("+~").isalnum()
 
 
-def _explain(result: Translation, word: str, key: str, value: str) -> None:
+def _explain(result: Translation, word: str, key: str, value: str, keys: Sequence[str]) -> None:
     lower = key.lower()
     ours, remark = None, ""
-    if lower in SWITCHES:
+    if lower in keys:
+        ours = f"{lower}={value or '...'}"
+    elif lower in SWITCHES:
         ours = SWITCHES[lower]
     elif lower in SPECIAL:
         ours, remark = SPECIAL[lower]
