@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 
 def main() -> None:
-    from echofree.dist.local import follow_parent
+    from echofree.dist.local import follow_launcher
 
-    follow_parent(os.getppid())
+    follow_launcher()
     from echofree.train import leave, work
 
     leave(work(Path(sys.argv[1])))

@@ -10,8 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over ranks whose gradient is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 class SyncBatchNorm(nn.Module):
@@ -41,7 +58,7 @@ class SyncBatchNorm(nn.Module):
         shape = [1, -1] + [1] * (x.dim() - 2)
         shifted = wide - centre.view(shape)
         sums = torch.cat([shifted.sum(axes), shifted.square().sum(axes), count])  # [2C + 1]
-        sums = all_reduce(sums, group=self.group) if self.group is not None else all_reduce(sums)
+        sums = _Sum.apply(sums, self.group)
         total = sums[-1]
         mean, square = (sums[:-1] / total).chunk(2)  # [C], [C]
         var = (square - mean.square()).clamp_min(0)

@@ -22,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from echofree.dist.world import JOB_ID
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+LAUNCHER = "ECHOFREE_LAUNCHER_PID"
 GRACE_S = 5  # between asking the other ranks of a failed job to leave and ending them
 
 
@@ -41,7 +42,7 @@ def launch(num_procs: int, run_dir: Path, start_timeout_s: float) -> int:
     id, so that two jobs at once never meet.
     """
     job_id = uuid.uuid4().hex
-    added = {JOB_ID: job_id}
+    added = {JOB_ID: job_id, LAUNCHER: str(os.getpid())}
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // num_procs))
     if "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -97,14 +98,13 @@ def _children(parent: int) -> list[int]:
     return found
 
 
-def follow_parent(parent: int) -> None:
-    """Called by a rank first thing: out of the terminal's process group, since the launcher forwards Ctrl-C, and killed
-    by the kernel when the launcher dies, however it dies."""
+def follow_launcher() -> None:
+    """Called by a rank first thing: the kernel kills it when the launcher dies, however it dies. (torch starts ranks in
+    sessions of their own, so a Ctrl-C at the terminal reaches them only through the launcher, once.)"""
     import ctypes
 
-    os.setsid()
     libc: Any = ctypes.CDLL(None, use_errno=True)
     pr_set_pdeathsig = 1
     libc.prctl(pr_set_pdeathsig, int(signal.SIGKILL))
-    if os.getppid() != parent:
+    if os.getppid() != int(os.environ[LAUNCHER]):
         os._exit(1)  # it died before we could ask to be told

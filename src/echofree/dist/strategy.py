@@ -103,7 +103,7 @@ class Ddp:
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused,
             gradient_as_bucket_view=True,
-            broadcast_buffers=not synced,  # synchronised statistics are equal on all ranks by themselves
+            forward_sync_buffers=not synced,  # synchronised statistics are equal on all ranks by themselves
         )
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
