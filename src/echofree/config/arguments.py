@@ -76,6 +76,8 @@ def parse_flags(argv: Sequence[str], verb: str = "train", keys: Sequence[str] = 
         target, choices = _FLAGS[name]
         if choices == ():
             setattr(flags, target, True)
+            if has_value:
+                flags.problems.append(f"{word}: takes no value. Type: {name}")
             continue
         if not has_value:
             takes = bool(words) and not words[0].startswith("-") and (choices is None or words[0] in choices)
@@ -85,8 +87,9 @@ def parse_flags(argv: Sequence[str], verb: str = "train", keys: Sequence[str] = 
         else:
             setattr(flags, target, value)
     translation = translate(rest, keys)
-    flags.words = translation.words
+    # flags go on as the words that they mean, so that their values are checked, too
+    flags.words = [word for word in translation.spelled if word != "-m" and not word.endswith(("=...", "=NAME"))]
     flags.problems += translation.problems
-    if translation.problems:
+    if translation.problems and translation.spelled:
         flags.hint = f"The whole line in EchoFree's spelling: python -m echofree.{verb} {' '.join(translation.spelled)}"
     return flags

@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from echofree.config.override import flat
 from echofree.config.schema import Backend, LoggerKind, Mode, ScheduleKind, StrategyKind
 
 Test = Callable[[Any], bool]
@@ -97,8 +98,7 @@ def problems(config: DictConfig, choices: Mapping[str, str] | None = None) -> li
         config: a RunConfig, types checked.
         choices: group -> option chosen, for rules about a choice as such.
     """
-    missing = unresolved(config)
-    found = list(missing)
+    found = list(unresolved(config))
     for key, ((test, valid), remedy) in RANGES.items():
         value = OmegaConf.select(config, key)
         if value is not None and not test(value):
@@ -110,26 +110,15 @@ def problems(config: DictConfig, choices: Mapping[str, str] | None = None) -> li
 
 def unresolved(config: DictConfig) -> Iterator[str]:
     """Values that are not given, and interpolations that lead nowhere."""
-    for key in sorted(OmegaConf.missing_keys(config)):
-        yield f"{key} is not given. Type: {key}=..."
-    for key, value in _interpolations(config):
-        try:
-            OmegaConf.select(config, key, throw_on_missing=False)
-        except OmegaConfBaseException as error:
-            yield f"{key}={value}: can't be resolved ({str(error).splitlines()[0]}). Type: {key}=<value>"
-
-
-def _interpolations(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
-    plain = OmegaConf.to_container(node, resolve=False)
-    stack: list[tuple[str, Any]] = [(prefix, plain)]
-    while stack:
-        path, value = stack.pop()
-        if isinstance(value, dict):
-            stack += [(f"{path}.{k}" if path else str(k), v) for k, v in value.items()]
-        elif isinstance(value, list):
-            stack += [(f"{path}.{i}", v) for i, v in enumerate(value)]
-        elif isinstance(value, str) and "${" in value:
-            yield path, value
+    for key, value in sorted(flat(config).items()):
+        for text in value if isinstance(value, list) else [value]:
+            if text == "???":
+                yield f"{key} is not given. Type: {key}=..."
+            elif isinstance(text, str) and "${" in text:
+                try:
+                    OmegaConf.to_container(OmegaConf.create({key: OmegaConf.select(config, key)}), resolve=True)
+                except OmegaConfBaseException as error:
+                    yield f"{key}={text}: can't be resolved ({str(error).splitlines()[0]}). Type: {key}=<value>"
 
 
 def max_time_s(text: str) -> float:

@@ -99,12 +99,12 @@ SPELLINGS = {
 
 # Flags that stand for other words than one key: name -> (words, None: drop it; what to say). `{}` is the value.
 SPECIAL: dict[str, tuple[str | None, str]] = {
-    "local_rank": (None, "drop it: ranks are read from torchrun's environment, or started with dist=ddp"),
-    "rank": (None, "drop it: ranks are read from torchrun's or SLURM's environment"),
-    "node_rank": (None, "drop it here: it's a flag of torchrun, before -m echofree.train"),
-    "nnodes": (None, "drop it here: it's a flag of torchrun, before -m echofree.train"),
-    "master_addr": (None, "drop it here: it's a flag of torchrun, or dist.init_method=tcp://HOST:PORT"),
-    "master_port": (None, "drop it here: it's a flag of torchrun, or dist.init_method=tcp://HOST:PORT"),
+    "local_rank": (None, "drop the flag: the rank is read from torchrun's environment (or ranks are started with dist=ddp)"),
+    "rank": (None, "drop the flag: ranks are read from torchrun's or SLURM's environment"),
+    "node_rank": (None, "drop the flag: it's a flag of torchrun, before -m echofree.train"),
+    "nnodes": (None, "drop the flag: it's a flag of torchrun, before -m echofree.train"),
+    "master_addr": (None, "drop the flag: it's a flag of torchrun, or dist.init_method=tcp://HOST:PORT"),
+    "master_port": (None, "drop the flag: it's a flag of torchrun, or dist.init_method=tcp://HOST:PORT"),
     "gpus": ("dist=ddp dist.num_procs={}", ""),
     "num_gpus": ("dist=ddp dist.num_procs={}", ""),
     "ngpus": ("dist=ddp dist.num_procs={}", ""),
@@ -147,9 +147,8 @@ SWITCHES = {
 
 @dataclass
 class Translation:
-    """What became of the flags: `words` are right as typed, `spelled` is the whole command line in our spelling."""
+    """What became of the flags: `spelled` is the whole command line in our spelling."""
 
-    words: list[str] = field(default_factory=list)
     spelled: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -157,13 +156,13 @@ class Translation:
 def translate(argv: Sequence[str], keys: Sequence[str] = ()) -> Translation:
     """Splits `argv` (EchoFree's and Hydra's own flags already taken out) into words and foreign flags.
 
-    A flag with the name of one of `keys` means that key. A flag takes the next word as its value unless that is a flag or a `key=value` word itself.
+    A flag takes the next word as its value unless that is a flag or a `key=value` word itself. A flag with the name of
+    one of `keys`, the verb's own, means that key.
     """
     result, words = Translation(), list(argv)
     while words:
         word = words.pop(0)
         if not word.startswith("-"):
-            result.words.append(word)
             result.spelled.append(word)
             continue
         name, has_value, value = word.partition("=")
@@ -204,7 +203,7 @@ def _explain(result: Translation, word: str, key: str, value: str, keys: Sequenc
             result.problems.append(f"{word}: unknown flag. Settings are typed key=value, without dashes; see --help")
             return
     if ours:
-        result.spelled += ours.split(" ")
+        result.spelled += [part for part in ours.split(" ") if part not in result.spelled]
         result.problems.append(f"{word}: EchoFree takes key=value. Type: {ours}{f' ({remark})' if remark else ''}")
     else:
         result.problems.append(f"{word}: {remark}")
