@@ -1,0 +1,257 @@
+"""python -m echofree.cancel: a microphone file and a far-end file in, the cleaned file out.
+
+The recording runs through the model as a stream, so what is written is what a device would play; only the model's
+latency is taken out again, and sample n of the output belongs to sample n of the microphone.
+
+Legend: T samples at the model's rate.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from echofree import audio
+from echofree.errors import CheckpointError, ConfigError, DataError, UserError
+from echofree.verb import REQUIRED, Key, Words, composed, help_asked, parse, report, show_help, warn
+
+if TYPE_CHECKING:
+    import torch
+
+KEYS = {
+    "model": Key(REQUIRED, "a run directory, one of its checkpoints, or linear (a Kalman filter, nothing to train)"),
+    "mic": Key(REQUIRED, "the microphone's file"),
+    "far": Key("none", "the far end's file, as sent to the loudspeaker; none: the microphone is passed through"),
+    "out": Key(REQUIRED, "where the cleaned file goes; its ending chooses the format"),
+    "channel": Key("mean", "what to do with several channels: mean | first | a number from 0"),
+    "device": Key("cpu", "cpu | cuda"),
+    "progress": Key("auto", "auto | on | off"),
+}
+NOTES = (
+    "The files may have any rate, length and format: they are resampled to the model's rate and back, the far end is",
+    "cut or filled up with silence to the microphone's length, and the output has the microphone's rate, length and",
+    "encoding, one channel. Without a far end, or with a silent one, there is nothing to cancel and the output equals",
+    "the microphone.",
+)
+CHUNK_S = 1.0  # of audio per progress step
+SILENT_POWER = 1e-9  # mean square below which (-90 dBFS) a far end plays nothing
+SAME_DB = 30.0  # microphone and far end that differ by less are one recording
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The verb. -> the exit code"""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if help_asked(words):
+        show_help("cancel", KEYS, NOTES)
+        return 0
+    try:
+        run(parse(words, KEYS))
+    except UserError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("interrupted, nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(words: Words) -> None:
+    """Reads, cancels, writes, reports. Files and keys are judged before the model is loaded."""
+    mic_path, out_path = Path(words["mic"]), Path(words["out"])
+    far_path = None if words.given("far") is None else Path(words["far"])
+    channel: str | int = int(words["channel"]) if words["channel"].isdigit() else words["channel"]
+    check_paths(mic_path, far_path, out_path)
+    subtype = choose_subtype(out_path, audio.info(mic_path).subtype)
+    mic, rate_hz = read(mic_path, channel)
+    far = None
+    if far_path is None:
+        warn("no far end was given (far=...), so there is nothing to cancel: the output equals the microphone")
+    else:
+        far = read_far(far_path, channel, rate_hz, len(mic))
+    if far is not None and np.mean(far**2) < SILENT_POWER:
+        warn(f"{far_path} is silent, so there is nothing to cancel: the output equals the microphone")
+        far = None
+    if far is None:
+        est = mic
+    else:
+        if nearly_equal(mic, far):
+            warn(
+                f"{mic_path} and {far_path} hold nearly the same recording: whatever is in both will be removed. "
+                "Give the microphone as mic= and what the loudspeaker was sent as far="
+            )
+        est = cancel(load_model(words["model"], words["device"]), mic, far, rate_hz, words["progress"])
+    clipped = audio.write(out_path, est, rate_hz, subtype)
+    if clipped:
+        warn(f"{clipped} samples of {out_path} exceeded full scale and were clipped")
+    print(f"wrote {out_path}: {len(est) / rate_hz:.2f} s, {rate_hz} Hz, {subtype}")
+
+
+def check_paths(mic: Path, far: Path | None, out: Path) -> None:
+    """Raises one error that holds every problem with the three files."""
+    problems = []
+    for key, path in (("mic", mic), ("far", far)):
+        if path is None:
+            continue
+        try:
+            audio.info(path)
+        except DataError as error:
+            problems.append(f"{key}={path}: {str(error).removeprefix(f'{path}: ')}")
+        if out.exists() and path.exists() and out.samefile(path):
+            problems.append(f"out={out} is the same file as {key}: give another name, the input would be lost")
+    try:
+        audio.writable_subtype(out, "PCM_16")
+        if not out.absolute().parent.is_dir():
+            problems.append(f"out={out}: the directory {out.parent} doesn't exist. Type: mkdir -p {out.parent}")
+        elif out.is_dir():
+            problems.append(f"out={out} is a directory. Give a file name, such as out={out / 'clean.wav'}")
+    except DataError as error:
+        problems.append(f"out={error}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def choose_subtype(out: Path, wanted: str) -> str:
+    """The microphone's encoding, or the nearest that the output's format can hold."""
+    subtype = audio.writable_subtype(out, wanted)
+    if subtype != wanted:
+        warn(f"{out.suffix} can't hold {wanted} like the microphone's file: {subtype} is written")
+    return subtype
+
+
+def read(path: Path, channel: str | int) -> tuple[np.ndarray, int]:
+    channels = audio.info(path).channels
+    if channels > 1:
+        print(f"{path} has {channels} channels: channel={channel} is used", file=sys.stderr)
+    return audio.read(path, channel=channel)
+
+
+def read_far(path: Path, channel: str | int, rate_hz: int, num_samples: int) -> np.ndarray:
+    """The far end at the microphone's rate and length."""
+    far, far_rate_hz = read(path, channel)
+    far = audio.resample(far, far_rate_hz, rate_hz)
+    if far_rate_hz != rate_hz:
+        print(f"{path} has {far_rate_hz} Hz, the microphone {rate_hz} Hz: resampled", file=sys.stderr)
+    if abs(len(far) - num_samples) > rate_hz // 100:
+        what = "longer" if len(far) > num_samples else "shorter"
+        done = "what is too much is left out" if what == "longer" else "the rest counts as silence"
+        gap_s = abs(len(far) - num_samples) / rate_hz
+        print(f"{path} is {gap_s:.2f} s {what} than the microphone: {done}", file=sys.stderr)
+    return audio.fit(far, num_samples)
+
+
+def nearly_equal(mic: np.ndarray, far: np.ndarray) -> bool:
+    """Whether mic is a scaled copy of far, but for what lies 30 dB below."""
+    scale = float(mic @ far) / max(float(far @ far), 1e-20)
+    energy = float(mic @ mic)
+    return energy > 0 and float(np.sum((mic - scale * far) ** 2)) < energy * 10 ** (-SAME_DB / 10)
+
+
+def load_model(name: str, device: str) -> torch.nn.Module:
+    """A trained model from a path, or an untrained one that has nothing to train from its name in conf/model.
+
+    Raises:
+        ConfigError, CheckpointError: neither, or a model whose weights were never trained.
+    """
+    import torch
+
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device={device}: give cpu" + (" or cuda" if torch.cuda.is_available() else ""))
+    if Path(name).exists():
+        from echofree.checkpoint import load_model as load
+
+        return load(name)[0].eval().to(device)
+    if "/" in name:
+        raise CheckpointError(f"model={name}: there is no such directory. Type the path of a run directory, or linear")
+    from echofree.config.build import build_model
+
+    model: torch.nn.Module = build_model(composed([f"model={name}"]))
+    if any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(
+            f"model={name} has to be trained first: python -m echofree.train model={name}, then give its run directory "
+            "(model=outputs/...). Without training there is model=linear"
+        )
+    return model.eval().to(device)
+
+
+def cancel(model: Any, mic: np.ndarray, far: np.ndarray, rate_hz: int, progress: str = "off") -> np.ndarray:
+    """Runs a recording through a model as a stream.
+
+    Args:
+        model: see `contracts.Model`; in evaluation mode.
+        mic, far: float32, of one length.
+        rate_hz: of both; they are resampled to the model's rate and back.
+        progress: auto | on | off.
+
+    Returns:
+        float32, as long as mic and aligned with it.
+    """
+    import torch
+
+    from echofree.model.streaming import Stream
+    from echofree.progress import Progress
+
+    mic_m, far_m = (audio.resample(x, rate_hz, model.sample_rate) for x in (mic, far))  # [T]
+    if rate_hz != model.sample_rate:
+        print(f"{rate_hz} Hz is resampled to the model's {model.sample_rate} Hz and back", file=sys.stderr)
+    stream, chunk, parts = Stream(model), round(CHUNK_S * model.sample_rate), []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # the steps of one stream are too small to share: on a busy machine a second thread costs 10x
+    start = time.perf_counter()
+    try:
+        with Progress(-(-len(mic_m) // chunk), "cancel, seconds", progress) as bar:
+            for at in range(0, len(mic_m), chunk):
+                parts.append(stream.process(mic_m[at : at + chunk], far_m[at : at + chunk]))
+                bar.update(1)
+        parts.append(np.asarray(stream.flush().cpu())[0])
+    finally:
+        torch.set_num_threads(threads)
+    late = model.latency_samples
+    est = np.concatenate(parts)[late : late + len(mic_m)].astype(np.float32)  # [T]
+    took_s, length_s = time.perf_counter() - start, len(mic_m) / model.sample_rate
+    print(f"{length_s:.2f} s of audio in {took_s:.2f} s: real-time factor {took_s / length_s:.3f}", file=sys.stderr)
+    for text in findings(model, stream):
+        warn(text)
+    if not np.isfinite(est).all():
+        raise CheckpointError("the model's output holds NaN or infinite samples: its weights are broken")
+    return audio.fit(audio.resample(est, model.sample_rate, rate_hz), len(mic))
+
+
+def findings(model: Any, stream: Any) -> list[str]:
+    """What the linear front end, if the model has one, found wrong with the pair of recordings."""
+    from echofree.model.chain import FRONT_END
+    from echofree.model.frontend import FrontEnd
+
+    front = next((m for m in model.modules() if isinstance(m, FrontEnd)), None)
+    if front is None:
+        return []
+    state = {name.removeprefix(FRONT_END): value for name, value in stream._state.items()}
+    flags = {name: value[0].item() for name, value in front.flags(state).items()}
+    texts = []
+    if flags["negative_delay"]:
+        texts.append(
+            "the microphone is ahead of the far end, which can't be cancelled: the far end was captured too late. "
+            "Delay the microphone, or take the far end earlier on its way to the loudspeaker"
+        )
+    if flags["drift"]:
+        texts.append(
+            f"the two clocks differ by {flags['drift_ppm']:.0f} ppm, which costs echo reduction: record both with one "
+            "clock, or resample the far end by that much"
+        )
+    if flags["unexplained"]:
+        texts.append(
+            "the far end explains nothing of the microphone, so little was cancelled: is it the right file, and is its "
+            "echo in the microphone at all?"
+        )
+    if flags["saturated"]:
+        texts.append("the microphone clips: its echo is not linear there. Record with less gain")
+    return texts
+
+
+if __name__ == "__main__":
+    sys.exit(main())
