@@ -13,10 +13,11 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 MANIFEST = "manifest.json"
 PREFIX = "step-"
+LEFT = "left-"  # no longer counts, kept until a person removes it
 
 
 # --- one checkpoint -------------------------------------------------------------------------------------------------
@@ -54,22 +56,14 @@ def save(
     """
     target = root / f"{PREFIX}{step:06d}"
     temporary = Path(world.from_first(str(root / f".tmp-{target.name}-{uuid.uuid4().hex[:8]}")))
-    problem = ""
-    try:
-        if world.is_first:
-            temporary.mkdir(parents=True)
-            for stem, content in shared.items():
-                _write(temporary / f"{stem}.pt", content)
-        world.barrier()
-        _write(temporary / f"rank{world.rank}.pt", own)
-    except OSError as error:
-        problem = f"rank {world.rank}: {error}"
-    problems = [p for p in world.gather(problem) if p]
-    if not problems and world.is_first:
-        try:
-            _publish(temporary, target, about)
-        except OSError as error:
-            problems = [str(error)]
+    # every rank passes the same exchanges whatever fails on one of them, or the others would wait for ever
+    problem = world.from_first(_problem(lambda: _write_shared(temporary, shared)) if world.is_first else "")
+    if not problem:
+        problem = _problem(lambda: _write(temporary / f"rank{world.rank}.pt", own))
+    told = enumerate(world.gather(problem))
+    problems = list(dict.fromkeys(f"rank {rank}: {text}" for rank, text in told if text))
+    if not problems and world.is_first and (problem := _problem(lambda: _publish(temporary, target, about))):
+        problems = [problem]
     problems = world.from_first(problems)
     if problems:
         if world.is_first:
@@ -79,6 +73,21 @@ def save(
             "some space (or lower checkpoint.keep_last) and start again with resume=auto"
         )
     return target
+
+
+def _problem(action: Callable[[], None]) -> str:
+    """Why the file system refused `action`; "" when it didn't."""
+    try:
+        action()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _write_shared(temporary: Path, shared: Mapping[str, Any]) -> None:
+    temporary.mkdir(parents=True)
+    for stem, content in shared.items():
+        _write(temporary / f"{stem}.pt", content)
 
 
 def _write(path: Path, content: Any) -> None:
@@ -95,15 +104,38 @@ def _publish(temporary: Path, target: Path, about: Mapping[str, Any]) -> None:
     files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(temporary.glob("*.pt"))}
     manifest = {"format": FORMAT, **about, "saved": time.time(), "files": files}
     _write_text(temporary / MANIFEST, json.dumps(manifest, indent=1))
-    if target.exists():
-        # the same step again, after a resume from an earlier one: move the old aside first, so that one is always whole
-        aside = target.with_name(f".old-{target.name}-{uuid.uuid4().hex[:8]}")
+    _sync_folder(temporary)
+    if not target.exists():
+        os.replace(temporary, target)
+    elif _owner(target) == about.get("run_id"):
+        # the same step again: the old one steps aside under a name that still counts, so that one is always found
+        aside = target.with_name(f"{target.name}.old-{uuid.uuid4().hex[:8]}")
         os.replace(target, aside)
         os.replace(temporary, target)
-        shutil.rmtree(aside)
+        _remove(aside)
     else:
+        _leave(target)  # half-written, or another run's: not ours to remove
         os.replace(temporary, target)
     _sync_folder(target.parent)
+
+
+def _owner(folder: Path) -> str | None:
+    """The id of the run that wrote `folder`; None where nobody can tell."""
+    try:
+        return manifest(folder).get("run_id")
+    except CheckpointError:
+        return None
+
+
+def _remove(folder: Path) -> None:
+    """The manifest goes first: a kill in between leaves a folder that nobody takes for a checkpoint."""
+    (folder / MANIFEST).unlink()
+    shutil.rmtree(folder)
+
+
+def _leave(folder: Path) -> None:
+    """Renames `folder` so that it no longer counts, and keeps it."""
+    os.replace(folder, folder.with_name(f"{LEFT}{folder.name}-{uuid.uuid4().hex[:8]}"))
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -154,6 +186,8 @@ def manifest(folder: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise CheckpointError(f"{path} can't be read as JSON: {error}. Take an earlier checkpoint") from error
+    if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
+        raise CheckpointError(f"{path} is not a manifest: it lists no files. Take an earlier checkpoint")
     if content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has format {content.get('format')!r}, this EchoFree reads format {FORMAT}. Use the EchoFree "
@@ -200,12 +234,18 @@ def load(folder: Path, stem: str) -> Any:
 
 def complete(root: Path) -> list[Path]:
     """Folders under `root` that carry a manifest, oldest step first. Half-written ones are not listed."""
-    return sorted(p for p in root.glob(f"{PREFIX}*") if (p / MANIFEST).is_file())
+    return [p for p in _folders(root) if (p / MANIFEST).is_file()]
+
+
+def _folders(root: Path) -> list[Path]:
+    """What looks like a checkpoint, by step as a number (from a million on the names no longer sort)."""
+    found = [(re.fullmatch(rf"{PREFIX}(\d+)(\.old-\w+)?", p.name), p) for p in root.glob(f"{PREFIX}*")]
+    return [p for *_, p in sorted((int(m[1]), m[2] is None, p) for m, p in found if m is not None)]
 
 
 def newest_good(root: Path) -> Path | None:
     """The newest undamaged checkpoint; damaged ones are passed over with a warning."""
-    for folder in sorted(root.glob(f"{PREFIX}*"), reverse=True):
+    for folder in reversed(_folders(root)):
         why = damage(folder)
         if not why:
             return folder
@@ -233,8 +273,7 @@ def retain(root: Path, run_id: str, keep_last: int, keep_best: int, metric: str,
     Runs after a successful save. Counts complete checkpoints only, never removes the last good one, and never touches
     what another run wrote. The history is in the manifests, so that a resume forgets nothing.
     """
-    mine = [(p, manifest(p)) for p in complete(root)]
-    mine = [(p, m) for p, m in mine if m.get("run_id") == run_id]
+    mine = [(p, manifest(p)) for p in complete(root) if _owner(p) == run_id]
     keep = {p for p, _ in mine[-max(1, keep_last) :]}
     scored = [(m["scores"][metric], p) for p, m in mine if m.get("scores", {}).get(metric) is not None]
     scored.sort(key=lambda pair: pair[0], reverse=mode == "max")
@@ -243,11 +282,20 @@ def retain(root: Path, run_id: str, keep_last: int, keep_best: int, metric: str,
     removed = []
     for folder, _ in mine:
         if folder not in keep:
-            # the manifest goes first: a kill in between leaves a folder that nobody takes for a checkpoint
-            (folder / MANIFEST).unlink()
-            shutil.rmtree(folder)
+            _remove(folder)
             removed.append(folder)
     return removed
+
+
+def set_aside(root: Path, run_id: str, step: int) -> list[Path]:
+    """Before going on from `step`: this run's later checkpoints no longer count (they are renamed, not removed), since
+    the next resume would otherwise jump to the branch that was given up. -> those left behind"""
+    later = [p for p in complete(root) if _owner(p) == run_id and manifest(p)["step"] > step]
+    for folder in later:
+        _leave(folder)
+    if later:
+        point(root, "last", root / f"{PREFIX}{step:06d}")
+    return later
 
 
 def find(path: str | os.PathLike[str]) -> Path:
