@@ -155,10 +155,13 @@ class Loop:
         state, train = self.state, self.config.train
         if state.step >= self.total_steps:
             return Outcome("done", f"all {self.total_steps} steps were done already")
+        if self._stale():
+            return Outcome("stopped", self._why_stopped())
         loader = self.make_loader((state.epoch, state.step_in_epoch))
         self.strategy.model.train()
         self.progress.done = self.progress.initial = state.step
         self._watch_weights()
+        self.window = Window()  # the clock starts now
         try:
             while state.step < self.total_steps:
                 batches = self._next(loader)
@@ -172,26 +175,31 @@ class Loop:
                 if state.step % train.log_every == 0 or state.step == self.total_steps:
                     self._log_step()
                 if self._after_step():
-                    return Outcome(
-                        "stopped", f"no better {self.config.checkpoint.metric} for {state.stale} evaluations"
-                    )
+                    return Outcome("stopped", self._why_stopped())
         finally:
             loader.close()
             self.progress.close()
         return Outcome("done", f"{state.step} steps")
 
+    def _why_stopped(self) -> str:
+        return f"no better {self.config.checkpoint.metric} for {self.state.stale} evaluations"
+
     def step(self, batches: list[Batch], total_weight: float) -> None:
         """One optimizer step over this rank's micro-batches; `total_weight` is that of all ranks, in seconds."""
         state = self.state
         lr = self.schedule.apply(state.step)
+        before = [b.clone() for b in self.strategy.buffers]
         loss, parts = self.strategy.run(self.task, batches, max(total_weight, 1e-9))
         self.amp.scaler.unscale_(self.optimizer)
         norm = self.strategy.clip(self.config.train.clip_norm)
         self.amp.update(self.optimizer, norm)
+        finite = torch.isfinite(norm)
+        for buffer, old in zip(self.strategy.buffers, before, strict=True):  # a NaN would stay in running statistics
+            buffer.copy_(torch.where(finite, buffer, old))
         if self.ema is not None:
             self.ema.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.window.add(state.step, loss, parts, total_weight, torch.isfinite(norm), batches)
+        self.window.add(state.step + 1, loss, parts, total_weight, finite, batches)
         self.window.clips += self._global_clips()
         self.lr, self.norm = lr, norm
         state.step += 1
@@ -215,12 +223,16 @@ class Loop:
         )
         if not (due_eval or due_save):
             return False
+        self._flush_window()  # the record of a window must not depend on whether the run was cut at this checkpoint
         began = time.perf_counter()
         better = self._validate() if due_eval and self.valid is not None else False
-        if due_save or better:
+        if due_save or better or self._stale():
             self.save(better)
         self.window.paused_s += time.perf_counter() - began
-        return 0 < train.early_stop_patience <= state.stale
+        return self._stale()
+
+    def _stale(self) -> bool:
+        return 0 < self.config.train.early_stop_patience <= self.state.stale
 
     # --- data -------------------------------------------------------------------------------------------------------
 
@@ -280,8 +292,8 @@ class Loop:
             "kind": "train",
             "step": state.step,
             "epoch": state.epoch,
-            "loss": loss if weight else None,
-            **{f"loss_{n}": v / weight for n, v in zip(names, totals[1:-2], strict=True) if weight},
+            "loss": _number(loss),
+            **{f"loss_{n}": _number(v / weight) for n, v in zip(names, totals[1:-2], strict=True) if weight},
             "lr": self.lr,
             "grad_norm": _number(float(self.norm)),
             "step_s": wall / len(finite),
@@ -296,7 +308,8 @@ class Loop:
         self._write(record)
         if bad:
             self._not_finite(window, finite, local.isfinite().cpu())
-        self._help(loss)
+        if weight:
+            self._help(loss)
 
     def _write(self, record: dict[str, Any]) -> None:
         self.run.write_metrics(record)
@@ -316,6 +329,8 @@ class Loop:
         mine = [i for i in steps if not local_finite[i]]
         gathered = self.world.gather([(window.names[i][0], window.names[i][1]) for i in (mine or [])])
         culprits = sorted({(step, name) for part in gathered for step, names in part for name in names})
+        if not culprits and self.amp.scaler.is_enabled() and self.amp.scaler.get_scale() >= 1:
+            return  # the loss scale was too high and is lower now: no fault of the data
         if not culprits:  # every loss was finite, only a gradient wasn't
             gathered = self.world.gather([window.names[i] for i in steps])
             culprits = sorted({(step, name) for part in gathered for step, names in part for name in names})
@@ -428,8 +443,11 @@ class Loop:
         folder = checkpoint.save(root, state.step, shared, checkpoint.random_state(), about, self.world)
         if self.world.is_first:
             checkpoint.point(root, "last", folder)
-            if better or checkpoint.pointed(root, "best") is None:
+            if better:
                 checkpoint.point(root, "best", folder)
+            elif checkpoint.pointed(root, "best") is None:
+                best = root / f"{checkpoint.PREFIX}{state.best_step:06d}"
+                checkpoint.point(root, "best", best if best in checkpoint.complete(root) else folder)
             removed = checkpoint.retain(
                 root, self.run_id, config.keep_last, config.keep_best, config.metric, config.mode.value
             )
@@ -440,7 +458,10 @@ class Loop:
     def load(self, folder: Path) -> None:
         """Goes back to the state of a checkpoint of this run, exactly."""
         self.strategy.load_model_state(checkpoint.load(folder, "model"))
+        given = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.strategy.load_optimizer_state(self.optimizer, checkpoint.load(folder, "optimizer"))
+        for group, settings in zip(self.optimizer.param_groups, given, strict=True):
+            group.update(settings)  # the moments are the checkpoint's, the settings are this run's
         saved = checkpoint.load(folder, "train")
         self.state = State(**saved["state"])
         self.schedule.load_state_dict(saved["schedule"])
@@ -454,15 +475,15 @@ class Loop:
 
 def mean_scores(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Means over the clips where a score is defined: the loss weighted by seconds, metrics clip by clip. A clip that is
-    invalid (NaN) is counted under "invalid" and left out of the mean of that metric only."""
+    invalid (NaN or infinite) is counted under "invalid" and left out of the mean of that metric only."""
     skip = {"name", "index", "scenario", "seconds"}
     scores: dict[str, float] = {}
     invalid = set()
     for key in sorted({k for row in rows for k in row} - skip):
         values = [(row[key], row["seconds"], row["index"]) for row in rows if row.get(key) is not None]
         values = [v for v in values if isinstance(v[0], int | float)]
-        invalid |= {index for value, _, index in values if math.isnan(value)}
-        good = [(v, s) for v, s, _ in values if not math.isnan(v)]
+        invalid |= {index for value, _, index in values if not math.isfinite(value)}
+        good = [(v, s) for v, s, _ in values if math.isfinite(v)]
         if good and key == "loss":
             scores[key] = math.fsum(v * s for v, s in good) / max(math.fsum(s for _, s in good), 1e-9)
         elif good:

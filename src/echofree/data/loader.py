@@ -7,7 +7,7 @@ Because an item depends only on (seed, epoch, index) and the order only on (seed
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,10 +95,11 @@ class _Items:
         self.dataset = dataset
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Clip, bool]]:
-        return [(self.dataset.item(k.index, k.epoch), k.filler) for k in keys]
+        return [self[k] for k in keys]
 
     def __getitem__(self, key: Key) -> tuple[Clip, bool]:
-        return self.dataset.item(key.index, key.epoch), key.filler
+        # scores are told apart by the index: a dataset that leaves it out must not lose clips
+        return replace(self.dataset.item(key.index, key.epoch), index=key.index), key.filler
 
     def __len__(self) -> int:
         return len(self.dataset)

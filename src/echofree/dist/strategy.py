@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from echofree.config.schema import DistConfig, StrategyKind, SyncBatchNorm
 from echofree.contracts import Batch, State, Strategy, Task
+from echofree.dist.batchnorm import SyncBatchNorm as Synchronised
 from echofree.dist.batchnorm import has_batchnorm, synchronise
 from echofree.dist.world import World
 from echofree.errors import ConfigError
@@ -64,6 +65,7 @@ class Single:
         self.bare = self.model = model
         self.amp = amp
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.buffers = saved_buffers(model)
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -95,19 +97,22 @@ class Ddp:
         self.data_rank, self.data_size = world.rank, world.size
         self.bare, self.amp = model, amp
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        synced = not any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) for m in model.modules())
+        self.buffers = saved_buffers(model)
+        # synchronised statistics are equal on all ranks by themselves, constants that aren't saved never change
+        apart = bool(saved_buffers(model, besides=Synchronised))
         device = self.parameters[0].device
-        self.model = DistributedDataParallel(
+        self._ddp = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused,
             gradient_as_bucket_view=True,
-            forward_sync_buffers=not synced,  # synchronised statistics are equal on all ranks by themselves
+            forward_sync_buffers=apart,
         )
+        self.model: nn.Module = self._ddp
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last else self.model.no_sync()
+        return nullcontext() if last else self._ddp.no_sync()
 
     def run(self, task: Task, batches: Sequence[Batch], total_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
         return _run(self, self.amp, task, batches, self.data_size / total_weight)
@@ -126,6 +131,12 @@ class Ddp:
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(state)
+
+
+def saved_buffers(model: nn.Module, besides: tuple[type[nn.Module], ...] | type[nn.Module] = ()) -> list[Tensor]:
+    """What a forward pass may change beside the weights: the buffers that a checkpoint holds."""
+    modules = [m for m in model.modules() if not isinstance(m, besides)]
+    return [b for m in modules for n, b in m.named_buffers(recurse=False) if n not in m._non_persistent_buffers_set]
 
 
 def _run(
