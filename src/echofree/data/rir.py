@@ -277,7 +277,7 @@ def _write(path: Path, bank: RoomBank) -> None:
 
 
 def _read(path: Path, config: BankConfig) -> RoomBank:
-    with np.load(path, allow_pickle=False) as data:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
         bank = RoomBank(data["taps"], data["direct"], data["rt60_s"], config.num_rooms, config.num_held_out)
     shape = (config.total_rooms, NUM_ECHO + NUM_NEAR, round(config.length_s * config.sample_rate))
     if bank.taps.shape != shape or bank.taps.dtype != np.float16 or bank.direct.shape != shape[:2]:
