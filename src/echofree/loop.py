@@ -399,6 +399,7 @@ class Loop:
         )
         loader = eval_loader(dataset, batches, data.num_workers, data.prefetch_factor, self.device.type == "cuda")
         model = self.strategy.bare
+        self.strategy.settle()
         if self.ema is not None:
             self.ema.swap()
         model.eval()

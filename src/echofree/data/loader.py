@@ -25,7 +25,7 @@ class Key(NamedTuple):
     """What a worker needs to make one clip."""
 
     epoch: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     filler: bool  # only keeps the ranks in step: weight 0
 
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,6 +68,9 @@ class Single:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.buffers = saved_buffers(model)
 
+    def settle(self) -> None:
+        """Nothing can differ from other ranks."""
+
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
@@ -99,7 +103,7 @@ class Ddp:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.buffers = saved_buffers(model)
         # synchronised statistics are equal on all ranks by themselves, constants that aren't saved never change
-        apart = bool(saved_buffers(model, besides=Synchronised))
+        self._apart = saved_buffers(model, besides=Synchronised)
         device = self.parameters[0].device
         self._ddp = DistributedDataParallel(
             model,
@@ -107,9 +111,15 @@ class Ddp:
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused,
             gradient_as_bucket_view=True,
-            forward_sync_buffers=apart,
+            forward_sync_buffers=bool(self._apart),
         )
         self.model: nn.Module = self._ddp
+
+    def settle(self) -> None:
+        """Before an evaluation, on every rank: rank 0's running statistics for all. DDP copies them at the start of a
+        forward pass only, so that after a step each rank has its own."""
+        for buffer in self._apart:
+            dist.broadcast(buffer, 0)
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._ddp.no_sync()

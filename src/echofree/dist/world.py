@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from echofree.errors import ConfigError, EchoFreeError
 
@@ -141,7 +143,7 @@ def join(
     method = "env://" if init_method == "auto" else init_method
     limit = timedelta(seconds=start_timeout_s)
     try:
-        store, _, _ = next(dist.rendezvous(method, world.rank, world.size, timeout=limit))
+        store, _, _ = next(rendezvous(method, world.rank, world.size, timeout=limit))
     except Exception as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if method == "env://" else method
         raise EchoFreeError(
@@ -149,7 +151,7 @@ def join(
             f"within dist.start_timeout_s={start_timeout_s:g} s: {error}"
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"echofree/{attempt}", store)
+    store = PrefixStore(f"echofree/{attempt}", store)
     store.set_timeout(limit)
     _check_same_job(store, world)
     dist.init_process_group(
