@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import random
 import sys
 import time
 import traceback
@@ -84,10 +85,10 @@ def prepare(composed: Composed) -> Path:
         assert composed.run_dir is not None
         run = rundir.RunDir(composed.run_dir, is_first=True)
         run.lock()  # refuses a second start before anything is touched
-        run.unlock()
         run.clear_failure()
         named = None if composed.checkpoint is None else composed.checkpoint.name
         run.note(resumed_from=named, resume=True, changed=sorted(composed.changed))
+        run.unlock()
         return composed.run_dir
     text = frozen.dump(config)
     if composed.run_dir is None:
@@ -182,6 +183,11 @@ def work(run_dir: Path, world: World | None = None) -> int:
     try:
         if world.is_first:
             run.lock()
+    except UserError as error:  # the directory is another process's: nothing of ours goes into its run.json
+        log.error("%s", error)
+        rank_log.close()
+        return int(error.exit_code)
+    try:
         outcome = run_joined(config, run, world, position, rank_log, joined)
         return int(ExitCode.PREEMPTED if outcome.status == "preempted" else ExitCode.DONE)
     except KeyboardInterrupt:
@@ -210,6 +216,7 @@ def run_joined(config: Any, run: RunDir, world: World, position: Position, rank_
     if not joined:
         _join(config.dist, world, device)
     outcome = run_config(config, run, world, device, position, rank_log)
+    world.barrier()  # a preempted rank's exit code ends the others: rank 0 has to be through with its notes
     gc.collect()
     world.close()
     return outcome
@@ -219,6 +226,7 @@ def run_config(
     config: Any, run: RunDir, world: World, device: torch.device, position: Position, rank_log: RankLog
 ) -> Outcome:
     """The whole run: everything built in order."""
+    import numpy as np
     import torch
 
     from echofree.banner import banner
@@ -245,7 +253,10 @@ def run_config(
         )
     model = build_model(config).to(device)
     task = build_task(config)
-    torch.manual_seed(config.seed * 1_000_003 + world.rank + 1)  # other dropout on every rank
+    own_seed = config.seed * 1_000_003 + world.rank + 1  # other dropout on every rank
+    torch.manual_seed(own_seed)
+    random.seed(own_seed)
+    np.random.seed(own_seed % 2**32)
 
     amp = Amp(config.train.precision.value, device)
     strategy = build_strategy(config.dist, model, amp, world)
@@ -302,7 +313,10 @@ def _resume(loop: Loop, run: RunDir) -> None:
     if not facts.get("resume"):
         return
     root = run.checkpoints
-    folder = root / facts["resumed_from"] if facts.get("resumed_from") else checkpoint.newest_good(root)
+    folder = None
+    if loop.world.is_first:
+        folder = root / facts["resumed_from"] if facts.get("resumed_from") else checkpoint.newest_good(root)
+    folder = loop.world.from_first(folder)
     if folder is None:
         log.warning("resume: no complete checkpoint in %s; starting at step 0 in the same directory", root)
         run.truncate_metrics(-1)
@@ -316,6 +330,8 @@ def _resume(loop: Loop, run: RunDir) -> None:
         )
     loop.load(folder)
     dropped = run.truncate_metrics(loop.state.step)
+    if loop.world.is_first and (later := checkpoint.set_aside(root, loop.run_id, loop.state.step)):
+        log.warning("set aside as %s*: %s, of the branch given up", checkpoint.LEFT, ", ".join(p.name for p in later))
     log.info(
         "resumed from %s (epoch %d)%s",
         folder.name,
