@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from echofree.contracts import Batch, Clip, Dataset
 from echofree.data.collate import collate
+from echofree.data.worker import WorkerBoard
 
 ORDER = 0x0D3  # keeps the shuffle's random stream apart from the clips' own
 
@@ -91,13 +92,22 @@ class _Endless(Sampler[list[Key]]):
 class _Items:
     """The map-style view that the loader's workers call with a list of keys."""
 
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset, board: WorkerBoard):
+        self.dataset, self.board, self.worker = dataset, board, 0
+
+    def start(self, worker: int) -> None:
+        """In a forked worker, before its first clip."""
+        torch.set_num_threads(1)
+        self.worker = worker
+        self.board.start(worker)
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Clip, bool]]:
-        return [self[k] for k in keys]
+        clips = [self[k] for k in keys]
+        self.board.rest(self.worker)
+        return clips
 
     def __getitem__(self, key: Key) -> tuple[Clip, bool]:
+        self.board.begin(self.worker, key.epoch, key.index)
         # scores are told apart by the index: a dataset that leaves it out must not lose clips
         return replace(self.dataset.item(key.index, key.epoch), index=key.index), key.filler
 
@@ -112,8 +122,9 @@ def _stack(items: list[tuple[Clip, bool]], sample_rate: int) -> Batch:
 def _loader(
     dataset: Dataset, batches: Any, num_workers: int, prefetch_factor: int, pin_memory: bool
 ) -> DataLoader[Any]:
+    items = _Items(dataset, WorkerBoard(num_workers))
     return DataLoader(
-        _Items(dataset),  # type: ignore[arg-type]
+        items,  # type: ignore[arg-type]
         batch_sampler=batches,
         num_workers=num_workers,
         prefetch_factor=prefetch_factor if num_workers else None,
@@ -121,12 +132,16 @@ def _loader(
         pin_memory=pin_memory,
         multiprocessing_context="fork" if num_workers else None,
         generator=torch.Generator().manual_seed(0),  # else every loader takes a number from the run's own random stream
-        worker_init_fn=_one_thread if num_workers else None,
+        # the workers are forked, so this `items` is the one that they ask for clips
+        worker_init_fn=items.start if num_workers else None,
     )
 
 
-def _one_thread(worker: int) -> None:
-    torch.set_num_threads(1)
+def board(loader: DataLoader[Any]) -> WorkerBoard:
+    """What the workers of a loader made here are at."""
+    items = loader.dataset
+    assert isinstance(items, _Items)
+    return items.board
 
 
 class TrainLoader:
@@ -149,7 +164,9 @@ class TrainLoader:
     ):
         self.plan, self.data_rank, self.num_workers = plan, data_rank, num_workers
         batches = _Endless(plan, data_rank, epochs, start)
-        self._iterator: Iterator[Batch] = iter(_loader(dataset, batches, num_workers, prefetch_factor, pin_memory))
+        loader = _loader(dataset, batches, num_workers, prefetch_factor, pin_memory)
+        self.board = board(loader)
+        self._iterator: Iterator[Batch] = iter(loader)
 
     def next_step(self, step: int) -> list[Batch]:
         """The micro-batches of `step` (counted within its epoch); call it for every step in turn."""
@@ -160,11 +177,7 @@ class TrainLoader:
 
     def doing(self) -> str:
         """What the loader is at, for a person who waits."""
-        workers = getattr(self._iterator, "_workers", [])
-        alive = sum(worker.is_alive() for worker in workers)
-        if not workers:
-            return "clips are made in the training process itself (data.num_workers=0)"
-        return f"{alive} of {len(workers)} workers are alive, making batches of {self.plan.batch_size} clips"
+        return str(self.board)
 
     def close(self) -> None:
         """Ends the workers."""
