@@ -55,10 +55,10 @@ class Corpus:
         self._settings = repr((reading, options, segment_s, hop_s, valid_fraction, test_fraction))
         self.scan: Scan = scan(candidates, reading, options)
         self.scan.left_out[:0] = left_out
+        _refuse_misaligned(root, self.scan)
         if not self.scan.recordings:
             reasons = "".join(f"\n  - {what}: {value}" for what, value in _reasons(self.scan.left_out))
             raise DataError(f"data.root={root}: nothing in it can be used.{reasons}")
-        _refuse_misaligned(root, self.scan)
         self.recordings = share_out(self.scan.recordings, valid_fraction, test_fraction)
 
     def split(self, name: str) -> Recordings | None:

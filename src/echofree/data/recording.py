@@ -74,7 +74,8 @@ class Reading:
 
     Attributes:
         sample_rate: Hz to resample to; a file at this rate is passed through unchanged.
-        channel: for files with several channels: error, mean, first, or an index from 0.
+        channel: for files with several channels: error, mean, first, or an index from 0; mono files are taken as they
+            are.
     """
 
     sample_rate: int

@@ -16,6 +16,7 @@ import numpy as np
 
 from echofree import audio
 from echofree.contracts import Scenario
+from echofree.data.device import fast_length
 from echofree.data.match import LeftOut
 from echofree.data.recording import Reading, Recording
 from echofree.errors import DataError
@@ -23,7 +24,7 @@ from echofree.errors import DataError
 SILENT_PEAK = 1e-4  # -80 dBFS
 CLEAR_CORRELATION = 0.3  # below it, near end and microphone say nothing about their alignment
 SEARCH_S = 0.2
-LOOK_S = 30.0  # seconds of a recording that the alignment check reads
+LOOK_S = 20.0  # seconds of a recording that the alignment check reads
 MAX_EXAMPLES = 3
 
 
@@ -111,7 +112,7 @@ def label_offset(near: np.ndarray, mic: np.ndarray, rate_hz: int) -> tuple[int, 
 
     Searched within +-0.2 s. A target made without its travel time lags 0 to a few ms; a shifted one shows its shift.
     """
-    size = 1 << (len(mic) + len(near) - 1).bit_length()
+    size = fast_length(len(mic) + len(near))
     cross = np.fft.irfft(np.fft.rfft(mic, size) * np.conj(np.fft.rfft(near, size)), size)
     reach = min(round(SEARCH_S * rate_hz), size // 2 - 1)
     window = np.concatenate([cross[-reach:], cross[: reach + 1]])
