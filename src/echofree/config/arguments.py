@@ -1,4 +1,4 @@
-"""The few flags that a verb takes beside `key=value` words; everything else that begins with a dash is translated."""
+"""The few flags that train takes beside `key=value` words; everything else that begins with a dash is translated."""
 
 from __future__ import annotations
 
@@ -59,13 +59,8 @@ class Flags:
         return bool(self.cfg or self.info or self.hydra_help)
 
 
-def parse_flags(argv: Sequence[str], verb: str = "train", keys: Sequence[str] = ()) -> Flags:
-    """Takes our own and Hydra's flags out of `argv`; the rest goes to `classic.translate`. Never raises.
-
-    Args:
-        verb: for the hint.
-        keys: the verb's own keys, which win over foreign names.
-    """
+def parse_flags(argv: Sequence[str]) -> Flags:
+    """Takes our own and Hydra's flags out of `argv`; the rest goes to `classic.translate`. Never raises."""
     flags, rest, words = Flags(), [], list(argv)
     while words:
         word = words.pop(0)
@@ -86,10 +81,10 @@ def parse_flags(argv: Sequence[str], verb: str = "train", keys: Sequence[str] = 
             flags.problems.append(f"{word}: needs a value" + (f": {', '.join(choices)}" if choices else ""))
         else:
             setattr(flags, target, value)
-    translation = translate(rest, keys)
+    translation = translate(rest)
     # flags go on as the words that they mean, so that their values are checked, too
     flags.words = [word for word in translation.spelled if word != "-m" and not word.endswith(("=...", "=NAME"))]
     flags.problems += translation.problems
     if translation.problems and translation.spelled:
-        flags.hint = f"The whole line in EchoFree's spelling: python -m echofree.{verb} {' '.join(translation.spelled)}"
+        flags.hint = f"The whole line in EchoFree's spelling: python -m echofree.train {' '.join(translation.spelled)}"
     return flags

@@ -19,6 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from echofree.config.override import flat
 from echofree.config.schema import Backend, LoggerKind, Mode, ScheduleKind, StrategyKind
+from echofree.errors import ConfigError
+from echofree.stop import seconds
 
 Test = Callable[[Any], bool]
 
@@ -50,10 +52,7 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     "train.clip_norm": (_positive, "train.clip_norm=5.0, or null for no clipping"),
     "train.ema_decay": (_below_1, "train.ema_decay=0.999, or 0 to leave it off"),
     "train.early_stop_patience": (_at_least_0, "train.early_stop_patience=5, or 0 to leave it off"),
-    "train.device": (
-        (lambda v: bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", v)), "auto | cpu | cuda"),
-        "train.device=auto",
-    ),
+    "train.device": (_one_of("auto", "cpu", "cuda"), "train.device=auto (which GPUs: CUDA_VISIBLE_DEVICES)"),
     "optim.lr": (_positive, "optim.lr=1e-3"),
     "optim.weight_decay": (_at_least_0, "optim.weight_decay=0.01"),
     "optim.beta1": (_below_1, "optim.beta1=0.9"),
@@ -121,47 +120,12 @@ def unresolved(config: DictConfig) -> Iterator[str]:
                     yield f"{key}={text}: can't be resolved ({str(error).splitlines()[0]}). Type: {key}=<value>"
 
 
-def max_time_s(text: str) -> float:
-    """Seconds of a wall-clock limit: "HH:MM:SS", "D-HH:MM:SS", "90m", "2h", "1.5d", "45s" or plain seconds.
-
-    Raises:
-        ValueError: none of these, or not above 0.
-    """
-    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text)
-    units = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text)
-    if clock:
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        total = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    elif units:
-        total = float(units.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[units.group(2)]
-    else:
-        raise ValueError(text)
-    if total <= 0:
-        raise ValueError(text)
-    return total
-
-
-def num_procs(text: str) -> int | None:
-    """The number of ranks asked for, None for `auto`.
-
-    Raises:
-        ValueError: neither a whole number from 1 up nor auto.
-    """
-    if text == "auto":
-        return None
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
 def _train(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
     train = config.train
-    if train.max_time is not None:
-        try:
-            max_time_s(train.max_time)
-        except ValueError:
-            yield f"train.max_time={train.max_time}: no duration (HH:MM:SS, 90m, 2h, 1d). Type: train.max_time=90m"
+    try:
+        seconds(train.max_time)
+    except ConfigError as error:
+        yield from error.problems
     if train.max_steps is not None and config.optim.warmup_steps >= train.max_steps >= 1:
         yield (
             f"optim.warmup_steps={config.optim.warmup_steps} leaves none of train.max_steps={train.max_steps} after "
@@ -202,13 +166,11 @@ def _data(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
 
 def _dist(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
     dist = config.dist
-    try:
-        number = num_procs(dist.num_procs)
-    except ValueError:
+    if not re.fullmatch(r"auto|[1-9]\d*", dist.num_procs):
         yield f"dist.num_procs={dist.num_procs}: must be a whole number from 1 up, or auto. Type: dist.num_procs=2"
         return
     if dist.name == StrategyKind.single:
-        if number != 1:
+        if dist.num_procs != "1":
             yield (
                 f"dist=single runs one process, but dist.num_procs={dist.num_procs}. "
                 f"Type: dist=ddp dist.num_procs={dist.num_procs}"
@@ -224,11 +186,6 @@ def _dist(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
             yield "dist.backend=nccl works on GPUs only, but train.device=cpu. Type: dist.backend=gloo"
         elif not _has_cuda():
             yield "dist.backend=nccl needs a GPU that torch can use, and there is none here. Type: dist.backend=auto"
-    if config.train.device.startswith("cuda:"):
-        yield (
-            f"train.device={config.train.device} would put all ranks of dist={dist.name.value} on one GPU. "
-            "Type: train.device=cuda (one GPU per rank), and choose them with CUDA_VISIBLE_DEVICES"
-        )
 
 
 def _has_cuda() -> bool:
@@ -238,7 +195,7 @@ def _has_cuda() -> bool:
 
 
 def _device(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
-    if config.train.device.startswith("cuda") and not _has_cuda():
+    if config.train.device == "cuda" and not _has_cuda():
         yield f"train.device={config.train.device}: torch finds no GPU here. Type: train.device=auto"
 
 

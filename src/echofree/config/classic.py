@@ -99,7 +99,7 @@ SPELLINGS = {
 
 # Flags that stand for other words than one key: name -> (words, None: drop it; what to say). `{}` is the value.
 SPECIAL: dict[str, tuple[str | None, str]] = {
-    "local_rank": (None, "drop the flag: the rank is read from torchrun's environment (or ranks are started with dist=ddp)"),
+    "local_rank": (None, "drop the flag: it comes from torchrun's environment (or start ranks with dist=ddp)"),
     "rank": (None, "drop the flag: ranks are read from torchrun's or SLURM's environment"),
     "node_rank": (None, "drop the flag: it's a flag of torchrun, before -m echofree.train"),
     "nnodes": (None, "drop the flag: it's a flag of torchrun, before -m echofree.train"),
@@ -153,11 +153,10 @@ class Translation:
     problems: list[str] = field(default_factory=list)
 
 
-def translate(argv: Sequence[str], keys: Sequence[str] = ()) -> Translation:
+def translate(argv: Sequence[str]) -> Translation:
     """Splits `argv` (EchoFree's and Hydra's own flags already taken out) into words and foreign flags.
 
-    A flag takes the next word as its value unless that is a flag or a `key=value` word itself. A flag with the name of
-    one of `keys`, the verb's own, means that key.
+    A flag takes the next word as its value unless that is a flag or a `key=value` word itself.
     """
     result, words = Translation(), list(argv)
     while words:
@@ -171,7 +170,7 @@ def translate(argv: Sequence[str], keys: Sequence[str] = ()) -> Translation:
         if not has_value and not switch and words and not words[0].startswith("--") and not _is_setting(words[0]):
             value = words.pop(0)
             word = f"{word} {value}"
-        _explain(result, word, key, value, keys)
+        _explain(result, word, key, value)
     return result
 
 
@@ -180,12 +179,10 @@ def _is_setting(word: str) -> bool:
     return "=" in word and head.replace(".", "").replace("/", "").replace("_", "").lstrip("+~").isalnum()
 
 
-def _explain(result: Translation, word: str, key: str, value: str, keys: Sequence[str]) -> None:
+def _explain(result: Translation, word: str, key: str, value: str) -> None:
     lower = key.lower()
     ours, remark = None, ""
-    if lower in keys:
-        ours = f"{lower}={value or '...'}"
-    elif lower in SWITCHES:
+    if lower in SWITCHES:
         ours = SWITCHES[lower]
     elif lower in SPECIAL:
         ours, remark = SPECIAL[lower]

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped,unused-ignore]
 
 from echofree.config.override import flat, nearest
 from echofree.config.schema import RunConfig
@@ -29,7 +30,7 @@ def freeze(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True, enum_to_str=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
+        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}. Type: {error.full_key}=...") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -97,8 +98,12 @@ def load(run_dir: Path) -> DictConfig:
             f"outputs/tiny/<date_time>"
         )
     # OmegaConf's reader, since plain YAML 1.1 takes 1e-05 for a word
-    plain = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(plain, dict)
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, YAMLError) as error:
+        raise ConfigError(f"{path} can't be read: {' '.join(str(error).split())}") from error
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{path} is no config: a mapping of keys was expected")
     return thaw({str(key): value for key, value in plain.items()}, str(path))
 
 

@@ -76,9 +76,9 @@ def _leaves(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         yield prefix, node.name if isinstance(node, Enum) else node
 
 
-def field_type(key: str, schema: type) -> Any:
+def field_type(key: str) -> Any:
     """The annotated type of a typed key such as `train.batch_size`; None outside the typed groups."""
-    owner: Any = schema
+    owner: Any = RunConfig
     for part in key.split("."):
         if not dataclasses.is_dataclass(owner):
             return None
@@ -136,11 +136,10 @@ class Checker:
         loader: Hydra's config loader with our search path.
         base: the composition of the group choices alone, with its hydra node.
         multirun: whether -m was given.
-        schema: the dataclass of the typed keys.
     """
 
-    def __init__(self, loader: ConfigLoaderImpl, base: DictConfig, multirun: bool, schema: type = RunConfig):
-        self.loader, self.base, self.multirun, self.schema = loader, base, multirun, schema
+    def __init__(self, loader: ConfigLoaderImpl, base: DictConfig, multirun: bool):
+        self.loader, self.base, self.multirun = loader, base, multirun
         self.parser = OverridesParser.create(config_loader=loader)
 
     def group_problems(self, override: Override) -> list[str]:
@@ -214,7 +213,7 @@ class Checker:
         line = f"{key}={override.get_value_element_as_str()}" if not override.is_delete() else f"~{key}"
         head = key.split(".")[0]
         names = [name for name in flat(config) if head == "hydra" or not name.startswith("hydra.")]
-        names += [group for group in self._groups() if group != "hydra"] if self.schema is RunConfig else []
+        names += [group for group in self._groups() if group != "hydra"]
         near = nearest(key, names)
         text = f"{line}: there is no key {key!r}."
         value = override.get_value_element_as_str() if not override.is_delete() else ""
@@ -225,16 +224,14 @@ class Checker:
             text += f" Type: {near}={value}"
         elif head in config and "." in key:
             text += f" Keys of {head}: {', '.join(k for k in names if k.startswith(head + '.'))}"
-        elif self.schema is RunConfig:
-            text += " All keys: python -m echofree.train --cfg job"
         else:
-            text += f" Keys: {', '.join(names)}"
+            text += " All keys: python -m echofree.train --cfg job"
         if head in OPEN_GROUPS and "." in key:
             text += f". A keyword of its class that the file doesn't name is added with a plus: +{key}={value}"
         return text
 
     def _wrong_value(self, line: str, key: str, error: Exception) -> str:
-        annotation = field_type(key, self.schema)
+        annotation = field_type(key)
         if annotation is not None:
             default = flat(self.base).get(key)
             remedy = f"{key}={'null' if default is None else default}"

@@ -14,9 +14,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from yaml import YAMLError  # type: ignore[import-untyped,unused-ignore]
 
-from echofree.config.frozen import freeze, thaw
+from echofree.config.frozen import freeze, load
 from echofree.config.override import flat
 from echofree.errors import CheckpointError, ConfigError
 
@@ -55,13 +54,14 @@ def find(resume: str, output_root: str, name: str) -> Plan | None:
 
     Raises:
         CheckpointError: no such directory, or nothing in it to go on with.
+        ConfigError: its config can't be read.
     """
     if resume == "auto":
         runs = sorted(
             (path.parent for path in Path(output_root, name).glob("*/config.yaml")), key=lambda path: path.name
         )
         usable = [run for run in runs if complete_checkpoints(run)]
-        return _plan(usable[-1], None) if usable else None
+        return Plan(usable[-1].resolve(), None, load(usable[-1])) if usable else None
     path = Path(resume)
     if not path.is_dir():
         raise CheckpointError(
@@ -74,7 +74,7 @@ def find(resume: str, output_root: str, name: str) -> Plan | None:
                 f"resume={resume}: this run has no complete checkpoint (checkpoints/step-*/manifest.json). "
                 "Start it anew without resume="
             )
-        return _plan(path, None)
+        return Plan(path, None, load(path))
     run_dir = path.parent.parent
     if path.parent.name == "checkpoints" and (run_dir / "config.yaml").is_file():
         if not (path / "manifest.json").is_file():
@@ -82,7 +82,7 @@ def find(resume: str, output_root: str, name: str) -> Plan | None:
             raise CheckpointError(
                 f"resume={resume}: this checkpoint is incomplete (no manifest.json). Complete ones: {names}"
             )
-        return _plan(run_dir, path)
+        return Plan(run_dir, path, load(run_dir))
     raise CheckpointError(
         f"resume={resume}: neither a run directory (with config.yaml) nor one of its checkpoints. "
         f"Type, for example: {_example(output_root)}"
@@ -92,18 +92,6 @@ def find(resume: str, output_root: str, name: str) -> Plan | None:
 def _example(output_root: str) -> str:
     runs = sorted(Path(output_root).glob("*/*/config.yaml"), key=lambda path: path.stat().st_mtime)
     return f"resume={runs[-1].parent}" if runs else f"resume={output_root}/<name>/<date_time>"
-
-
-def _plan(run_dir: Path, checkpoint: Path | None) -> Plan:
-    source = run_dir / "config.yaml"
-    try:
-        loaded = OmegaConf.load(source)
-    except (OSError, ValueError, YAMLError) as error:
-        raise CheckpointError(f"{source} can't be read: {error}") from error
-    plain = OmegaConf.to_container(loaded)
-    if not isinstance(plain, dict):
-        raise CheckpointError(f"{source} is no config: a mapping of keys was expected")
-    return Plan(run_dir.resolve(), checkpoint, thaw({str(k): v for k, v in plain.items()}, str(source)))
 
 
 def given_keys(words: Sequence[Override], config: DictConfig, compose: Callable[[list[str]], DictConfig]) -> set[str]:

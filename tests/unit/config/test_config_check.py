@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
+
 from echofree.config import check
-from echofree.config.check import RANGES, max_time_s
+from echofree.config.check import RANGES
 from echofree.config.compose import Composer, compose
 from echofree.errors import ConfigError
-from omegaconf import OmegaConf
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def composer() -> Composer:
         (["train.max_steps=10", "optim.warmup_steps=10"], ["optim.warmup_steps=10", "train.max_steps=10"]),
         (["train.early_stop_patience=2", "train.eval_interval=0"], ["needs evaluations", "train.eval_interval=1"]),
         (["optim.schedule=plateau", "train.eval_interval=0"], ["plateau", "train.eval_interval=1"]),
-        (["train.max_time=soon"], ["train.max_time=soon", "HH:MM:SS"]),
+        (["train.max_time=soon"], ["train.max_time=", "soon", "train.max_time=01:30:00"]),
         (["train.ema_decay=1.0"], ["train.ema_decay=1.0", "train.ema_decay=0.999"]),
         (["checkpoint.metric=beauty"], ["checkpoint.metric=beauty", "loss"]),
         (["checkpoint.metric=si_sdr"], ["checkpoint.mode=min keeps the worst", "checkpoint.mode=max"]),
@@ -72,25 +73,10 @@ def test_every_range_is_about_a_key_that_exists_and_its_default_passes(composer)
         assert remedy.startswith(f"{key}=")
 
 
-def test_the_remedy_of_every_range_is_itself_right(composer):
+def test_the_remedy_of_every_range_is_itself_right():
     for key, ((passes, _), remedy) in RANGES.items():
         word = remedy.split(" ")[0].rstrip(",")
-        value = OmegaConf.select(compose([word], composer).config, key)
-        assert passes(value), remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("01:30:00", 5400), ("90m", 5400), ("1.5h", 5400), ("2d", 172800), ("1-00:00:01", 86401), ("45s", 45), ("30", 30)],
-)
-def test_max_time_in_seconds(text, seconds):
-    assert max_time_s(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "1:2", "00:61:00", "-5", "90 minutes", "0", "00:00:00"])
-def test_max_time_refuses_anything_else(text):
-    with pytest.raises(ValueError):
-        max_time_s(text)
+        assert passes(OmegaConf.select(OmegaConf.from_dotlist([word]), key)), remedy
 
 
 def test_torchrun_with_single_is_refused(composer, monkeypatch):
