@@ -16,6 +16,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 EVERYTHING = ".[dev,metrics,tensorboard]"
+SMALL = ["data.num_train=16", "data.num_valid=4", "train.batch_size=4"]  # a run of seconds
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -99,4 +100,4 @@ def build(session: nox.Session) -> None:
     with session.chdir(empty):
         session.run(python, "-m", "echofree.train", "--cfg", "job", external=True)
         session.run(str(fresh / "bin" / "echofree"), "train", "--help", external=True)
-        session.run(python, "-m", "echofree.train", "debug=quick", external=True)
+        session.run(python, "-m", "echofree.train", "debug=quick", *SMALL, external=True)

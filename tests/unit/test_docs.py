@@ -67,7 +67,7 @@ def test_verb_exists(command: str) -> None:
 def test_train_words_compose(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
-    words = [word.replace("/path/to/recordings", str(tmp_path)) for word in verb_of(command)[1]]
+    words = [re.sub(r"/path/to/[\w/]+", str(tmp_path), word) for word in verb_of(command)[1]]
     if words[:1] == ["-m"]:
         words = [word.split(",")[0] for word in words[1:]]
     if any(word.startswith("resume=outputs") for word in words):
