@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from echofree.data.speech import SpeechPool, WaveCache, choose_split, list_audio
+from echofree.data.speech import SpeechPool, WaveCache, choose_split
 
 Maker = Callable[[np.random.Generator, int, int], np.ndarray]
 
@@ -24,14 +24,14 @@ class NoisePool:
         file_probability: how often a user's file is taken rather than a built-in noise.
 
     Raises:
-        DataError: the folder is missing or holds fewer than 3 files.
+        DataError: the folder is missing, holds fewer than 3 files, or none that can be read.
     """
 
     def __init__(
         self, split: str, sample_rate: int, speech: SpeechPool, root: str | None = None, file_probability: float = 0.7
     ):
         self.sample_rate, self.speech = sample_rate, speech
-        self.paths = choose_split(list_audio(root, "data.noise_root"), split, "data.noise_root") if root else []
+        self.paths, self.left_out = choose_split(root, split, "data.noise_root") if root else ([], [])
         self.file_probability = file_probability if root else 0.0
         self._cache = WaveCache(sample_rate)
 

@@ -60,7 +60,8 @@ class SceneConfig:
         mic_clip_probability, mic_clip_at: clipping, soft or hard, at this share of the peak.
         dc_probability, dc_offset: relative to the peak.
         quantise_probability: rounding to 16 bit.
-        transmit_agc_probability: gain control that ran before the canceller.
+        transmit_agc_probability, transmit_ns_probability: gain control, noise suppression that ran
+            before the canceller.
         mic_peak_db: peak of the microphone, dBFS.
     """
 
@@ -111,7 +112,8 @@ class SceneConfig:
     dc_probability: float = 0.1
     dc_offset: Range = (-0.02, 0.02)
     quantise_probability: float = 0.5
-    transmit_agc_probability: float = 0.1
+    transmit_agc_probability: float = 0.07
+    transmit_ns_probability: float = 0.05
     mic_peak_db: Range = (-30.0, 0.0)
 
     @classmethod
@@ -173,6 +175,7 @@ class Recipe:
     dc_offset: float = 0.0
     quantise: bool = False
     transmit_agc: bool = False
+    transmit_ns: bool = False
     mic_peak_db: float = -6.0
 
 
@@ -233,6 +236,7 @@ def draw(config: SceneConfig, rng: np.random.Generator, embedded: bool = True) -
         dc_offset=_maybe(rng, c.dc_probability, c.dc_offset) or 0.0,
         quantise=_happens(rng, c.quantise_probability),
         transmit_agc=_happens(rng, c.transmit_agc_probability) and not silence,
+        transmit_ns=_happens(rng, c.transmit_ns_probability) and not silence,
         # Nobody talks: the microphone's own peak is that of the noise floor.
         mic_peak_db=float(rng.uniform(-75.0, -35.0) if silence else rng.uniform(*c.mic_peak_db)),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echofree.data.rir import NUM_ECHO, NUM_NEAR, RoomBank
-from echofree.data.speech import WaveCache, choose_split, list_audio
+from echofree.data.speech import WaveCache, choose_split
 
 TRIM = 3e-4  # -70 dB: what follows the last tap above it costs time and can't be heard
 ONSET = 0.3  # share of the peak that counts as the direct path of a measured response
@@ -40,14 +40,14 @@ class RoomPool:
         file_probability: how often measured responses are taken.
 
     Raises:
-        DataError: the folder is missing or holds fewer than 3 files.
+        DataError: the folder is missing, holds fewer than 3 files, or none that can be read.
     """
 
     def __init__(
         self, split: str, bank: RoomBank, sample_rate: int, root: str | None = None, file_probability: float = 0.5
     ):
         self.bank, self.rooms = bank, bank.rooms(split)
-        self.paths = choose_split(list_audio(root, "data.rir_root"), split, "data.rir_root") if root else []
+        self.paths, self.left_out = choose_split(root, split, "data.rir_root") if root else ([], [])
         self.file_probability = file_probability if root else 0.0
         self._cache = WaveCache(sample_rate)
 

@@ -197,8 +197,13 @@ class SceneMaker:
     def _microphone(
         self, r: Recipe, rng: np.random.Generator, near: np.ndarray, echo: np.ndarray, hiss: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """-> (mic, near, echo, noise): gain control and the joint gain act on the parts alike."""
+        """-> (mic, near, echo, noise): suppression, gain control and the joint gain act on the
+        parts alike."""
         total = near + echo + hiss
+        if r.transmit_ns:
+            gain = voice.suppression_gain(voice.stft(total), float(rng.uniform(0.1, 0.4)))
+            near, echo, hiss = (voice.istft(voice.stft(w) * gain, len(w)) for w in (near, echo, hiss))
+            total = near + echo + hiss
         if r.transmit_agc:
             gain = device.gain_control(_at_peak(total, -6.0), self.sample_rate, rng.uniform(-28, -18), 15.0, 0.02, 0.5)
             near, echo, hiss = near * gain, echo * gain, hiss * gain

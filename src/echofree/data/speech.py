@@ -9,9 +9,11 @@ Legend: T samples.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,8 @@ SPEAKER_PATTERN = r"^[^-]+(?=-)"
 HELD_OUT_SHARE = 0.06  # of the speakers (or files), for validation and again for test
 CACHE_SAMPLES = 60_000_000  # decoded speech kept in one process: an hour at 16 kHz, 240 MB
 HIGH_PASS_HZ = 50.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,17 @@ class WaveCache:
     def wave(self, path: Path) -> np.ndarray:
         """float32 [T]; several channels are averaged. Not to be changed in place.
 
-        Raises:
-            DataError: the file can't be read.
+        A file that turns out to be damaged is said in the log and gives 0.1 s of silence: an epoch doesn't end because
+        of one file.
         """
         if path in self._waves:
             self._waves.move_to_end(path)
             return self._waves[path]
-        wave, _ = audio.read(path, self.sample_rate)
+        try:
+            wave, _ = audio.read(path, self.sample_rate)
+        except DataError as error:
+            log.warning("silence in place of a file: %s", error)
+            wave = np.zeros(self.sample_rate // 10, dtype=np.float32)
         if self.speech:
             wave = level(high_pass(wave, self.sample_rate), self.sample_rate)
         self._waves[path] = wave
@@ -88,6 +96,7 @@ class SpeechPool:
 
     Attributes:
         talkers: speakers of the split, at least two.
+        left_out: (file, why) of a user's files that can't be read.
         share: [talkers] float64, how often each is to be drawn.
 
     Raises:
@@ -105,10 +114,23 @@ class SpeechPool:
         else:
             everyone = group_by_speaker(list_audio(root, "data.speech_root"), speaker_pattern)
             self.talkers = _share_out(everyone, split, root)
+        self.left_out: list[tuple[str, str]] = []
+        if root is not None:
+            self._leave_out_unreadable(root)
         # A speaker with many recordings comes more often, but doesn't crowd out the others.
         weight = np.sqrt([float(len(t.paths)) for t in self.talkers])
         self.share = weight / weight.sum()
         self._cache = WaveCache(sample_rate, speech=True)
+
+    def _leave_out_unreadable(self, root: str | Path) -> None:
+        good, self.left_out = readable([p for t in self.talkers for p in t.paths])
+        kept = [Talker(t.name, tuple(p for p in t.paths if p in good)) for t in self.talkers]
+        self.talkers = [t for t in kept if t.paths]
+        if len(self.talkers) < 2:
+            name, why = self.left_out[0]
+            raise DataError(
+                f"data.speech_root={root}: fewer than two speakers can be read for {self.split}; {name}: {why}"
+            )
 
     def wave(self, path: Path) -> np.ndarray:
         """float32 [T] of one file, without rumble below 50 Hz, at an active level of -26 dBFS."""
@@ -133,7 +155,7 @@ class SpeechPool:
             first, last = max(at, 0), min(at + len(wave), num_samples)
             if last > first:
                 out[first:last] = wave[first - at : last - at]
-            at += len(wave) + round(rng.uniform(*pause_s) * self.sample_rate)
+            at += max(1, len(wave)) + round(rng.uniform(*pause_s) * self.sample_rate)
         return out
 
 
@@ -152,19 +174,44 @@ def list_audio(root: str | Path, key: str) -> list[Path]:
     return paths
 
 
-def choose_split(paths: Sequence[Path], split: str, key: str) -> list[Path]:
-    """The files of one split: an eighth each, at least one, for valid and test, by a hash of the path's last two parts.
+def readable(paths: Sequence[Path]) -> tuple[set[Path], list[tuple[str, str]]]:
+    """Looks at all headers -> (files that are audio, (name, why) of the others: LFS pointers, truncated, empty)."""
+
+    def problem(path: Path) -> str:
+        try:
+            audio.info(path)
+        except DataError as error:
+            return str(error).removeprefix(f"{path}: ")
+        return ""
+
+    with ThreadPoolExecutor(8) as pool:
+        problems = list(pool.map(problem, paths))
+    good = {path for path, text in zip(paths, problems) if not text}
+    return good, [(path.name, text) for path, text in zip(paths, problems) if text]
+
+
+def choose_split(root: str | Path, split: str, key: str) -> tuple[list[Path], list[tuple[str, str]]]:
+    """Files of one split from a user's folder: an eighth each, at least one, for valid and test, by a hash of the
+    path's last two parts.
+
+    Returns:
+        (readable files, (name, why) of the others).
 
     Raises:
-        DataError: naming `key` when there are fewer than 3 files.
+        DataError: naming `key` when there are fewer than 3 files, or none of the split's can be read.
     """
+    paths = list_audio(root, key)
     if len(paths) < 3:
         raise DataError(
-            f"{key}: {len(paths)} files; at least 3 are needed, one each for training, validation and test."
+            f"{key}={root}: {len(paths)} files; at least 3 are needed, one each for training, validation and test."
         )
     order = sorted(paths, key=lambda p: stable_order("/".join(p.parts[-2:])))
     held = max(1, len(order) // 8)
-    return sorted({"valid": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}[split])
+    chosen = sorted({"valid": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}[split])
+    good, left_out = readable(chosen)
+    if not good:
+        raise DataError(f"{key}={root}: no file for {split} can be read; {left_out[0][0]}: {left_out[0][1]}")
+    return sorted(good), left_out
 
 
 def group_by_speaker(paths: Sequence[Path], pattern: str) -> list[Talker]:

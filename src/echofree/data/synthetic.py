@@ -22,6 +22,7 @@ from echofree.data.speech import EMBEDDED, SPEAKER_PATTERN, SpeechPool, list_aud
 from echofree.errors import ConfigError
 
 SPLITS = ("train", "valid", "test")
+MAX_SHOWN = 10  # files left out that the survey names
 VERSION = 1  # of the generator: raise it when equal settings make other scenes
 
 
@@ -111,19 +112,26 @@ class Synthetic:
         self._check()
         self.config = SceneConfig.build(scene or {})
         self._bank: RoomBank | None = None
+        self._sources: dict[str, Sources] = {}
 
     def split(self, name: str) -> Scenes | None:
         """Scenes of train, valid or test, or None when their number is 0."""
         if self.counts[name] == 0:
             return None
-        if self._bank is None:
-            self._bank = load_bank(BankConfig(num_rooms=self.num_rooms, sample_rate=self.sample_rate))
-        rate = self.sample_rate
-        speech = SpeechPool(name, rate, self.speech_root, self.speaker_pattern)
-        noise = NoisePool(name, rate, speech, self.noise_root, self.noise_file_probability)
-        rooms = RoomPool(name, self._bank, rate, self.rir_root, self.rir_file_probability)
-        maker = SceneMaker(self.config, Sources(speech, noise, rooms), rate)
+        maker = SceneMaker(self.config, self._find(name), self.sample_rate)
         return Scenes(maker, self.seed, name, self.counts[name], self.seconds[name])
+
+    def _find(self, name: str) -> Sources:
+        """Looks for a split's sources once."""
+        if name not in self._sources:
+            if self._bank is None:
+                self._bank = load_bank(BankConfig(num_rooms=self.num_rooms, sample_rate=self.sample_rate))
+            rate = self.sample_rate
+            speech = SpeechPool(name, rate, self.speech_root, self.speaker_pattern)
+            noise = NoisePool(name, rate, speech, self.noise_root, self.noise_file_probability)
+            rooms = RoomPool(name, self._bank, rate, self.rir_root, self.rir_file_probability)
+            self._sources[name] = Sources(speech, noise, rooms)
+        return self._sources[name]
 
     def fingerprint(self) -> str:
         """A hash over all settings, and the names and sizes of all source files."""
@@ -148,12 +156,17 @@ class Synthetic:
             f"{name} {sum(len(t.paths) for t in pool.talkers)} files of {len(pool.talkers)} speakers"
             for name in SPLITS
             if self.counts[name]
-            for pool in [SpeechPool(name, self.sample_rate, self.speech_root, self.speaker_pattern)]
+            for pool in [self._find(name).speech]
         ]
         rows.append(("speech", f"{speech}: {', '.join(counts)}"))
         for key, root in self._roots()[1:]:
             rows.append((key.removeprefix("data.").removesuffix("_root"), str(root or "built in")))
-        return rows
+        bad = [item for s in self._sources.values() for p in (s.speech, s.noise, s.rooms) for item in p.left_out]
+        return (
+            rows
+            + [("left out", f"{name}: {why}") for name, why in bad[:MAX_SHOWN]]
+            + ([("left out", f"and {len(bad) - MAX_SHOWN} more files")] if len(bad) > MAX_SHOWN else [])
+        )
 
     def _roots(self) -> list[tuple[str, str | Path | None]]:
         return [

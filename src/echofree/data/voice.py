@@ -149,6 +149,18 @@ def istft(spectrum: np.ndarray, num_samples: int) -> np.ndarray:
     return out.reshape(-1)[HOP : HOP + num_samples]
 
 
+def suppression_gain(spectrum: np.ndarray, floor: float) -> np.ndarray:
+    """What a plain noise suppressor does to a signal: complex [L, F] -> float32 gain [L, F] in [floor, 1].
+
+    The noise of a bin is the 20th percentile of its power; spectral subtraction (Boll, 1979), then 3 frames averaged.
+    """
+    power = np.square(spectrum.real) + np.square(spectrum.imag)
+    noise = 2.0 * np.percentile(power, 20, axis=0)
+    gain = np.sqrt(np.clip(1.0 - noise / np.maximum(power, 1e-12), floor**2, 1.0))
+    padded = np.pad(gain, ((1, 1), (0, 0)), mode="edge")
+    return ((padded[:-2] + padded[1:-1] + padded[2:]) / 3.0).astype(np.float32)
+
+
 def _smooth(power: np.ndarray, half: int) -> np.ndarray:
     """Mean over 2 half + 1 neighbouring bins: [L, F] -> [L, F]."""
     padded = np.pad(power, ((0, 0), (half + 1, half)), mode="edge")

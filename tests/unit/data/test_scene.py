@@ -16,7 +16,7 @@ from echofree.data.synthetic import Scenes, Synthetic
 RATE = 16000
 # What changes levels after the ratios were set, or makes them time-varying.
 PLAIN: dict[str, Any] = {"transmit_agc_probability": 0, "dc_probability": 0, "quantise_probability": 0}
-PLAIN |= {"mic_clip_probability": 0}
+PLAIN |= {"mic_clip_probability": 0, "transmit_ns_probability": 0}
 DOUBLE, FAR, NEAR, SILENT = ([float(i == k) for i in range(4)] for k in range(4))
 
 

@@ -131,3 +131,29 @@ def test_folder_mistakes_name_the_key(tmp_path: Path, write: Callable[..., Path]
     make_speakers(write, 2, 2)
     with pytest.raises(DataError, match="4 files; at least 6"):
         SpeechPool("train", RATE, tmp_path / "speech")
+
+
+def test_unreadable_files_are_left_out_and_said(write: Callable[..., Path], tmp_path: Path) -> None:
+    make_speakers(write, 20, 2)
+    pointer = tmp_path / "speech/box0/s00-0.wav"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    pools = [SpeechPool(s, RATE, tmp_path / "speech") for s in SPLITS]
+    assert sum(len(files(p)) for p in pools) == 39
+    (name, why), *more = [item for p in pools for item in p.left_out]
+    assert not more
+    assert name == "s00-0.wav"
+    assert "git lfs pull" in why
+    for path in tmp_path.rglob("*.wav"):
+        path.write_text("no audio")
+    with pytest.raises(DataError, match="fewer than two speakers can be read"):
+        SpeechPool("train", RATE, tmp_path / "speech")
+
+
+def test_a_file_that_breaks_later_gives_silence_and_a_warning(
+    write: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, rng: np.random.Generator
+) -> None:
+    make_speakers(write, 6, 1)
+    pool = SpeechPool("train", RATE, tmp_path / "speech")
+    pool.talkers[0].paths[0].unlink()
+    assert not pool.talk(rng, pool.talkers[0], RATE, (0.0, 0.0)).any()
+    assert caplog.text.count("no such file") == 1

@@ -170,6 +170,19 @@ def test_own_folders_are_used(write: Callable[..., Path], tmp_path: Path) -> Non
     assert all("speech" in str(p) for t in data.maker.sources.speech.talkers for p in t.paths)
 
 
+def test_survey_names_what_is_left_out(write: Callable[..., Path], tmp_path: Path) -> None:
+    for k in range(30):
+        write(f"speech/s{k}-0.wav", 0.1 * np.random.default_rng(k).standard_normal(8000))
+    for k in range(12):
+        (tmp_path / f"speech/s{k}-0.wav").write_text("hello")
+    source = Synthetic(**(SHORT | {"speech_root": str(tmp_path / "speech"), "num_valid": 0, "num_test": 0}))
+    rows = [value for what, value in source.survey() if what == "left out"]
+    pool = source._find("train").speech
+    assert len(pool.left_out) >= 10
+    assert len(rows) == min(len(pool.left_out), 10) + (len(pool.left_out) > 10)
+    assert all("can't be read as audio" in row for row in rows[:10])
+
+
 def test_missing_folders_name_the_key(tmp_path: Path) -> None:
     for key in ("speech_root", "noise_root", "rir_root"):
         with pytest.raises(DataError, match=f"data.{key}="):

@@ -89,3 +89,16 @@ def test_drawn_variations_stay_in_range(rng: np.random.Generator) -> None:
     assert all(0.78 <= v.pitch <= 1.28 and 0.88 <= v.formant <= 1.14 and 0.85 <= v.tempo <= 1.2 for v in drawn)
     assert len({v.pitch for v in drawn}) == 300
     assert 0.3 < np.mean([v.formant != 1.0 for v in drawn]) < 0.7
+
+
+def test_suppression_lowers_steady_noise_and_spares_what_stands_out(rng: np.random.Generator) -> None:
+    noise = 0.01 * rng.standard_normal(2 * RATE).astype(np.float32)
+    burst = np.zeros(2 * RATE, np.float32)
+    burst[RATE : RATE + 4000] = tone(1000.0, 0.25)
+    gain = voice.suppression_gain(voice.stft(noise + burst), 0.2)
+    assert gain.min() >= 0.2 - 1e-6
+    assert gain.max() <= 1.0
+    left = voice.istft(voice.stft(noise) * gain, 2 * RATE)
+    assert left[: RATE // 2].std() < 0.75 * noise.std()
+    kept = voice.istft(voice.stft(burst) * gain, 2 * RATE)
+    assert kept[RATE + 1000 : RATE + 3000].std() == pytest.approx(np.sqrt(0.5), rel=0.05)
