@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer step imports it, in every forked rank anew (2 s)
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 

@@ -2,8 +2,8 @@
 
 torch's SyncBatchNorm refuses CPU tensors, so that parity between one process and many could not be shown on a laptop.
 This one uses a differentiable all-reduce of (sum, sum of squares) about the common mean and equals one process with the
-whole batch. The mean takes a first exchange of its own: sums of squares about anything else lose digits when the mean is
-far larger than the deviation, as it is in the first steps on unscaled features.
+whole batch. The mean takes a first exchange of its own: sums of squares about anything else lose digits when the mean
+is far larger than the deviation, as it is in the first steps on unscaled features.
 Legend: B batch, C channel.
 """
 
@@ -91,8 +91,8 @@ def synchronise(model: nn.Module, group: Any = None) -> int:
             if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
                 if child.running_mean is None:
                     raise ConfigError(
-                        f"{name} is a batch norm without running statistics, which can't be synchronised. Build it with "
-                        "track_running_stats=True, or type dist.sync_batchnorm=off"
+                        f"{name} is a batch norm without running statistics, which can't be synchronised. Build it "
+                        "with track_running_stats=True, or type dist.sync_batchnorm=off"
                     )
                 setattr(module, name, SyncBatchNorm(child, group))
                 count += 1
