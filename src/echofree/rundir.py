@@ -40,6 +40,8 @@ PACKAGES = (
     "onnxruntime",
 )
 PATCH_LIMIT_BYTES = 2_000_000
+LOCK_TRIES = 6
+KINDS = ("user", "error", "hang", "killed", "gone", "victim")  # of failures; the earlier explain the later
 SECRET = re.compile(r"(secret|token|passw|credential|api_?key|\.pem$|\.key$|id_rsa|\.env$|\.netrc)", re.IGNORECASE)
 
 
@@ -139,9 +141,11 @@ def _code_state(folder: Path) -> dict[str, Any]:
         commit = _git(top, "rev-parse", "HEAD").strip()
     except (OSError, subprocess.CalledProcessError):
         return {"git_commit": None, "patch": None}
-    patch = _git(top, "diff", "--no-color", "--binary", "HEAD")
-    left_out: list[str] = []
-    for name in _git(top, "ls-files", "--others", "--exclude-standard").splitlines():
+    changed = _git(top, "diff", "--name-only", "--no-renames", "-z", "HEAD").split("\0")[:-1]
+    left_out = [name for name in changed if SECRET.search(name)]
+    kept = [name for name in changed if not SECRET.search(name)]
+    patch = _git(top, "diff", "--no-color", "--no-renames", "--binary", "HEAD", "--", *kept) if kept else ""
+    for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").split("\0")[:-1]:
         path = top / name
         if SECRET.search(name) or not path.is_file() or path.stat().st_size > PATCH_LIMIT_BYTES // 10:
             left_out.append(name)
@@ -185,7 +189,7 @@ class RunDir:
         """
         fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(fd)
         except OSError as error:
             holder = os.read(fd, 200).decode(errors="replace").strip() or "another process"
             os.close(fd)
@@ -199,6 +203,7 @@ class RunDir:
 
     def unlock(self) -> None:
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing isn't enough while a forked worker has it open too
             os.close(self._lock)
             self._lock = None
 
@@ -206,7 +211,8 @@ class RunDir:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return json.loads((self.folder / RUN).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        facts: dict[str, Any] = json.loads((self.folder / RUN).read_text(encoding="utf-8"))
+        return facts
 
     def note(self, **facts: Any) -> None:
         if self.is_first:
@@ -244,16 +250,30 @@ class RunDir:
 
     # -- failures
 
-    def note_failure(self, rank: int, text: str) -> None:
-        """Leaves this rank's traceback where the launcher and a person find it. Exclusive creation of
-        `first_error.json` says who was first: the others are usually its victims."""
-        body = json.dumps({"rank": rank, "time": time.time(), "host": socket.gethostname(), "traceback": text})
+    def note_failure(self, rank: int, text: str, kind: str = "error", shown: bool = False) -> None:
+        """Leaves this rank's traceback where the launcher and a person find it. `first_error.json` says who was first;
+        the others are usually its victims, and the claim of a victim gives way to a cause.
+
+        Args:
+            rank: the rank that failed.
+            kind: user, error or hang; gone or killed for a rank that couldn't say anything itself; victim for one that
+                only lost the others.
+            shown: the console has it already.
+        """
+        facts = {"rank": rank, "time": time.time(), "host": socket.gethostname(), "kind": kind, "shown": shown}
+        body = json.dumps({**facts, "traceback": text})
         write_text(self.folder / "logs" / f"error-rank{rank}.json", body)
+        first = self.folder / "logs" / "first_error.json"
+        whole = first.with_name(f".{first.name}-{secrets.token_hex(4)}")
+        whole.write_text(body, encoding="utf-8")
         try:
-            with open(self.folder / "logs" / "first_error.json", "x", encoding="utf-8") as file:
-                file.write(body)
+            os.link(whole, first)  # fails when it is there, and nobody ever sees half of it
         except FileExistsError:
-            return  # somebody failed before us
+            before = self.first_failure()
+            if before is not None and KINDS.index(before["kind"]) > KINDS.index(kind):
+                os.replace(whole, first)
+        finally:
+            whole.unlink(missing_ok=True)
 
     def first_failure(self) -> dict[str, Any] | None:
         path = self.folder / "logs" / "first_error.json"
@@ -261,8 +281,27 @@ class RunDir:
 
     def clear_failure(self) -> None:
         """Before a new start in this directory: the earlier failure is history, kept in the rank logs."""
-        for path in (self.folder / "logs").glob("*error*.json"):
+        logs = self.folder / "logs"
+        for path in logs.glob("*error*.json"):
             path.unlink()
+        if (logs / "hang.json").exists():
+            os.replace(logs / "hang.json", logs / f"hang-{len(list(logs.glob('hang*.json')))}.json")
+
+
+def _take(fd: int) -> None:
+    """Locks `fd`, with patience for somebody who only asks whether it is locked.
+
+    Raises:
+        OSError: it is held.
+    """
+    for _ in range(LOCK_TRIES - 1):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_alive(folder: Path) -> bool:
@@ -270,9 +309,9 @@ def is_alive(folder: Path) -> bool:
     path = folder / LOCK
     if not path.exists():
         return False
-    fd = os.open(path, os.O_RDWR)
+    fd = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who ask must not see each other
     except OSError:
         return True
     finally:
