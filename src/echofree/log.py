@@ -85,18 +85,23 @@ class RankLog:
         self.file = open(path, "a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
         self.saved = (sys.stdout, sys.stderr)
         self.before_console: Callable[[], None] | None = None  # takes a progress bar away
-        self.terminal: IO[str] = sys.stderr
+        self.terminal = sys.stderr
         sys.stdout = PrefixStream(position, self.file, self.saved[0] if console else None, self)
         sys.stderr = PrefixStream(position, self.file, self.saved[1] if console else None, self)
         self.handler = logging.StreamHandler(sys.stderr)
-        self.handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        self.handler.addFilter(_plain_info)
+        self.handler.setFormatter(logging.Formatter("%(label)s%(message)s"))
+        self.handler.addFilter(_label)
         root = logging.getLogger()
         root.addHandler(self.handler)
         logger.setLevel(level.upper())
         self._show = warnings.showwarning
         warnings.showwarning = _show_warning
         faulthandler.enable(file=self.file)
+
+    def keep(self, text: str) -> None:
+        """Into the file alone: what a person needs only when looking for it."""
+        prefix = self.position.prefix()
+        self.file.write("".join(f"{prefix}{line}\n" for line in text.splitlines()))
 
     def close(self) -> None:
         sys.stdout.flush()
@@ -108,10 +113,9 @@ class RankLog:
         self.file.close()
 
 
-def _plain_info(record: logging.LogRecord) -> bool:
+def _label(record: logging.LogRecord) -> bool:
     """Information is the normal case and needs no label."""
-    if record.levelno == logging.INFO:
-        record.levelname = "info"
+    record.label = "" if record.levelno == logging.INFO else f"{record.levelname}: "
     return True
 
 

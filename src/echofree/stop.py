@@ -65,6 +65,6 @@ def seconds(text: str | None) -> float | None:
         raise ConfigError(
             f"train.max_time={text!r} isn't a time. Type train.max_time=01:30:00, 90m, 1.5h or 45s"
         ) from error
-    if total <= 0:
+    if not total > 0:  # "nan" isn't either
         raise ConfigError(f"train.max_time={text!r} must be more than zero")
     return total
