@@ -65,6 +65,7 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     "optim.plateau_patience": (_at_least_0, "optim.plateau_patience=2"),
     "dist.timeout_s": (_positive, "dist.timeout_s=300"),
     "dist.start_timeout_s": (_positive, "dist.start_timeout_s=600"),
+    "dist.max_restarts": (_at_least_0, "dist.max_restarts=0"),
     "dist.bucket_cap_mb": (_positive, "dist.bucket_cap_mb=25"),
     "dist.threads": (_at_least_0, "dist.threads=0 for the cores divided by the ranks"),
     "dist.init_method": (

@@ -26,6 +26,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped,unused-ignore]
 
 from echofree.config import check, frozen, override, resume, search
 from echofree.config.arguments import Flags, parse_flags
@@ -102,7 +103,7 @@ class Composer:
                 run_mode=RunMode.MULTIRUN if multirun else RunMode.RUN,
                 validate_sweep_overrides=False,
             )
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
             chain: list[str] = []
             cause: BaseException | None = error
             while cause is not None:

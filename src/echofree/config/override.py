@@ -149,10 +149,10 @@ class Checker:
             return []
         problems = []
         for value in self._values(override):
-            name = str(value)
+            name = "null" if value is None else str(value)
             if isinstance(value, (list, dict)):
                 problems.append(f"{override.input_line}: the group {group} takes one option of: {', '.join(options)}")
-            elif name not in options and value is not None:
+            elif name not in options:
                 problems.append(self._unknown_option(group, name, options))
         return problems
 

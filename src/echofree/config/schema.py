@@ -118,8 +118,9 @@ class DistConfig:
     num_procs: str = "1"  # a number, or auto: all GPUs of this machine (without GPUs: 1)
     backend: Backend = Backend.auto  # auto: nccl on GPUs, gloo on CPUs
     init_method: str = "auto"  # auto | env:// | tcp://host:port | file:///path
-    timeout_s: float = 300.0  # a collective that takes longer ends the run
-    start_timeout_s: float = 600.0  # for the ranks to find each other
+    timeout_s: float = 300.0  # a rank that doesn't move for longer is named, and the run ends
+    start_timeout_s: float = 600.0  # the same from the start to the end of the first step, and after the last
+    max_restarts: int = 0  # starts again from the last checkpoint after a failure
     sync_batchnorm: SyncBatchNorm = SyncBatchNorm.auto
     bucket_cap_mb: float = 25.0
     find_unused_parameters: bool = False

@@ -7,6 +7,7 @@ launcher then composes each job again and calls `SweepJob`, which hands it on as
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import traceback
 from collections.abc import Iterator
@@ -64,7 +65,21 @@ def with_hydra(flags: Flags, composer: Composer, run_job: RunJob | None, check_s
         problems += _job_problems(job_combinations(right), composer, check_signatures and not problems)
     if problems or run_job is None:
         raise ConfigError(problems)
+    if not any(word.key_or_group == "hydra.sweep.dir" for word in right):
+        words.append(f"hydra.sweep.dir='{own_folder(Path(str(config.hydra.sweep.dir)))}'")
     return _run(composer, words, run_job, without_hydra(composer.base(())))
+
+
+def own_folder(wanted: Path) -> Path:
+    """Makes the folder of a sweep; with a number behind it when another sweep of this second has taken the name."""
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
 
 
 def _job_problems(jobs: list[list[str]], composer: Composer, check_signatures: bool) -> list[str]:

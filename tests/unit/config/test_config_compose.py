@@ -149,6 +149,19 @@ def test_a_wrong_key_in_an_experiment_is_told_with_its_name(experiments):
     assert "lrr" in problem
 
 
+def test_a_yaml_that_cannot_be_read_is_told_with_its_name(experiments):
+    (experiments / "experiment" / "bad.yaml").write_text("# @package _global_\noptim: [1\n")
+    (problem,) = told(["experiment=bad"])
+    assert "experiment=bad" in problem
+    assert "bad.yaml" in problem
+
+
+def test_a_group_takes_one_of_its_options(composer):
+    for value in ("null", "3", "[tiny,base]", "{a:1}"):
+        (problem,) = told([f"model={value}"], composer)
+        assert "tiny" in problem
+
+
 def test_the_variable_names_another_folder(tmp_path, monkeypatch):
     folder = tmp_path / "elsewhere"
     (folder / "experiment").mkdir(parents=True)
