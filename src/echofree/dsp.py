@@ -8,6 +8,7 @@ Legend: B batch, T samples, L frames, F bins, K bands, M hop, N window.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -32,8 +33,8 @@ def vorbis_window(window_samples: int) -> np.ndarray:
 class Stft(nn.Module):
     """Analysis and synthesis with one window and half overlap; perfect reconstruction, no scaling needed.
 
-    Frame t covers the samples (t - 1) M ... (t + 1) M - 1 of the signal: M zeros stand before its start, so that frame t
-    is complete as soon as hop t has arrived, and its overlap-add finishes hop t - 1. A frame-wise user is thus late by M.
+    Frame t covers the samples (t - 1) M ... (t + 1) M - 1 of the signal: M zeros stand before its start, so that frame
+    t is complete as soon as hop t has arrived, and its overlap-add finishes hop t - 1. A frame-wise user is late by M.
 
     Args:
         window_samples: N, even.
@@ -75,7 +76,7 @@ class Stft(nn.Module):
         return torch.fft.rfft(frame * self.window.to(frame.dtype))
 
     def synthesise_frame(self, spectrum: Tensor) -> Tensor:
-        """complex [..., F] -> windowed [..., N]; the caller adds the first half to the last half of the frame before."""
+        """complex [..., F] -> windowed [..., N]; its first half is to be added to the last half of the one before."""
         frame = torch.fft.irfft(spectrum, n=self.window_samples)
         return frame * self.window.to(frame.dtype)
 
@@ -117,7 +118,7 @@ def band_matrices(centres: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.n
     centres = np.asarray(centres, dtype=np.int64)
     num_bins = int(centres[-1]) + 1
     synthesis = np.zeros((len(centres), num_bins))
-    for band, (low, high) in enumerate(zip(centres[:-1], centres[1:])):
+    for band, (low, high) in enumerate(itertools.pairwise(centres)):
         share = (np.arange(low, high) - low) / (high - low)
         synthesis[band, low:high] = 1 - share
         synthesis[band + 1, low:high] = share
@@ -126,7 +127,7 @@ def band_matrices(centres: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def dc_blocker(cutoff_hz: float, sample_rate: int) -> tuple[np.ndarray, np.ndarray]:
-    """First-order high-pass (b, a) with a zero at DC, unit gain at Nyquist; group delay below 0.1 ms in the voice band."""
+    """First-order high-pass (b, a) with a zero at DC and unit gain at Nyquist, by the bilinear transform."""
     t = math.tan(math.pi * cutoff_hz / sample_rate)
     return np.array([1.0, -1.0]) / (1 + t), np.array([1.0, (t - 1) / (1 + t)])
 
@@ -178,9 +179,18 @@ class BlockIir(nn.Module):
         self.register_buffer("matrix", torch.tensor(matrix, dtype=dtype), persistent=False)
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """x [..., M], state [..., order] -> (y [..., M], new state [..., order])."""
-        out = torch.cat([x, state], dim=-1) @ self.matrix
-        return out[..., : self.hop_samples], out[..., self.hop_samples :]
+        """x [..., n M] (any n >= 1), state [..., order] -> (y [..., n M], new state [..., order])."""
+        hop = self.hop_samples
+        if x.shape[-1] == hop:
+            out = torch.cat([x, state], dim=-1) @ self.matrix
+            return out[..., :hop], out[..., hop:]
+        out = x.unflatten(-1, (-1, hop)) @ self.matrix[:hop]  # [..., n, M + order], as if each hop began at rest
+        states, passed = [], self.matrix[hop:, hop:]
+        for rest in out[..., hop:].unbind(-2):
+            states.append(state)
+            state = rest + state @ passed
+        y = out[..., :hop] + torch.stack(states, dim=-2) @ self.matrix[hop:, :hop]
+        return y.flatten(-2), state
 
 
 def decimation_matrix(factor: int, hop_samples: int, taps: int) -> np.ndarray:

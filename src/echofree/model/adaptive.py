@@ -1,7 +1,8 @@
 """The partitioned-block frequency-domain Kalman filter (PBFDKF).
 
 Enzner & Vary, "Frequency-domain adaptive Kalman filter for acoustic echo control in hands-free telephones" (2006);
-Kuech, Mabande & Enzner, "State-space architecture of the partitioned-block-based acoustic echo controller" (ICASSP 2014).
+Kuech, Mabande & Enzner, "State-space architecture of the partitioned-block-based acoustic echo controller" (ICASSP
+2014).
 The echo path is W [L, F], a first-order Markov process; per partition and bin P is the variance of its error.
 
     y = last M of irfft(sum_l W_l X_l)         e = d - y           E = rfft([0_M, h * e])
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from echofree.contracts import State
 
 TINY = 1e-20  # below any audible power, above float32's smallest normal number
-NUM_STATES = ("weight", "variance", "psd")
+STATES = ("weight", "variance", "psd")
 
 
 class KalmanFilter(nn.Module):
@@ -74,17 +75,17 @@ class KalmanFilter(nn.Module):
         }
 
     def predict(self, spectra: Tensor, state: State) -> Tensor:
-        """A-priori echo of the new hop. spectra complex [B, L, F], newest first -> [B, M]."""
+        """A-priori echo of the new hop. spectra complex [B, L, F], oldest first -> [B, M]."""
         weight = torch.view_as_complex(state["weight"])
         return torch.fft.irfft((weight * spectra).sum(1))[:, self.hop_samples :]
 
     def correct(
-        self, spectra: Tensor, power: Tensor, errors: Tensor, adapt: Tensor, floor: Tensor, state: State
+        self, planes: tuple[Tensor, Tensor], power: Tensor, errors: Tensor, adapt: Tensor, floor: Tensor, state: State
     ) -> Tensor:
         """Updates the state in place with the error of this hop.
 
         Args:
-            spectra: complex [B, L, F].
+            planes: real and imaginary part of the spectra, [B, L, F] each, oldest first.
             power: |spectra|^2.
             errors: [B, 2, M], the a-priori error plain and high-passed by h.
             adapt: [B, 1], 1 where the filter may learn from this hop, else 0.
@@ -95,37 +96,40 @@ class KalmanFilter(nn.Module):
             The error by which `output` is defined, [B, M].
         """
         hop, count = self.hop_samples, self.num_partitions
-        weight, variance, psd = torch.view_as_complex(state["weight"]), state["variance"], state["psd"]
+        weight, variance, psd = state["weight"], state["variance"], state["psd"]
         plain, high_passed = torch.fft.rfft(torch.nn.functional.pad(errors, (hop, 0))).unbind(1)  # [B, F] each
-        keep = self.psd_smoothing
-        psd.mul_(keep).add_(high_passed.abs().square(), alpha=1 - keep)
-        explained = self.response_power * (variance * power).sum(1)  # [B, F]
+        psd.lerp_(high_passed.real.square() + high_passed.imag.square(), 1 - self.psd_smoothing)
+        expected = variance * power  # [B, L, F]
+        explained = self.response_power * expected.sum(1)  # [B, F]
         total = explained + (2.0 / count) * psd + TINY
         error = errors[:, 0]
         if self.output == "posterior":
             error = torch.fft.irfft(plain * (1 - explained / total))[:, hop:]
 
         drive = (high_passed * self.response_conj) * (adapt / total)  # [B, F]
-        gradient = spectra.conj() * drive.unsqueeze(1)  # [B, L, F]
-        torch.view_as_real(gradient).mul_(variance.unsqueeze(-1))
-        taps = torch.fft.irfft(gradient)
+        re, im = (part.unsqueeze(1) for part in (drive.real.contiguous(), drive.imag.contiguous()))
+        # conj(X) drive P in real planes: cheaper than complex times real
+        gradient = torch.complex(
+            (planes[0] * re).addcmul_(planes[1], im).mul_(variance),
+            (planes[0] * im).addcmul_(planes[1], re, value=-1).mul_(variance),
+        )  # [B, L, F]
+        taps = torch.fft.irfft(gradient)  # [B, L, 2 M]
         taps[..., hop:] = 0
-        step = torch.fft.rfft(taps)
-        torch.add(step, weight, out=weight)
-        weight.mul_(self.transition)
+        step = torch.view_as_real(torch.fft.rfft(taps))
+        weight.add_(step).mul_(self.transition)
 
-        decay = 1 - (0.5 * adapt * self.response_power / total).unsqueeze(1) * (variance * power)  # [B, L, F]
         gain = self.transition**2
-        noise = torch.view_as_real(weight).square().sum(-1).mul_(1 - gain)
-        torch.addcmul(noise, decay, variance, value=gain, out=variance)
+        share = (adapt * self.response_power / total).mul_(-0.5 * gain).unsqueeze(1)
+        variance.mul_(expected.mul_(share).add_(gain))
+        variance.add_(weight[..., 0].square().addcmul_(weight[..., 1], weight[..., 1]), alpha=1 - gain)
         torch.maximum(variance, floor.unsqueeze(1), out=variance)
         return error
 
     def shift(self, blocks: Tensor, start: Tensor, state: State) -> None:
-        """Moves every stream's echo path by `blocks` [B] partitions (positive: its delay line was lengthened), in place.
-        What is shifted in starts from zero with variance `start` [B, 1]."""
+        """Moves every stream's echo path by `blocks` [B] partitions, in place: positive when the far end is from now on
+        delayed by as many hops more. What is shifted in starts from zero with variance `start` [B, 1]."""
         count = self.num_partitions
-        source = torch.arange(count, device=blocks.device) + blocks.long().unsqueeze(1)  # [B, L]
+        source = torch.arange(count, device=blocks.device) - blocks.long().unsqueeze(1)  # [B, L], oldest first
         valid = ((source >= 0) & (source < count)).to(start.dtype).unsqueeze(-1)  # [B, L, 1]
         index = source.clamp(0, count - 1).unsqueeze(-1)
         weight, variance = state["weight"], state["variance"]

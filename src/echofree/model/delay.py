@@ -2,8 +2,8 @@
 
 GCC-PHAT (Knapp & Carter 1976) on signals decimated to 4 kHz: every `period` hops the last half second of the microphone
 is correlated with the last 1.6 s of the far end, and the whitened cross-spectra are averaged recursively while both
-are active. A lag counts as found when it was the same in `NUM_AGREE` updates in a row and its peak stands out of the rms
-over all lags. The slope of the lags found over 8 s is the clock drift.
+are active. A lag counts as found when it was the same in `NUM_AGREE` updates in a row and its peak stands out of the
+rms over all lags. The slope of the lags found over 8 s is the clock drift.
 
 Legend: B batch, M hop, N far window (low rate), U hops between updates.
 """
@@ -79,11 +79,16 @@ class DelayEstimator(nn.Module):
         }
 
     def observe(self, pair: Tensor, slot: Tensor, state: State) -> None:
-        """Takes in a hop, in place. pair [B, 2, M] (mic, far); slot [B] int64: hops since the last update, 0 to U - 1."""
+        """Takes in n hops, in place. pair [B, 2, n M] (mic, far); slot [B] int64: hops since the last update; n = 1, or
+        n <= U and slot = 0 everywhere."""
+        count = pair.shape[-1] // self.hop_samples
         x = torch.cat([state["tail"], pair], dim=-1)
         state["tail"].copy_(x[..., x.shape[-1] - (TAPS - 1) :])
-        rows = torch.arange(len(slot), device=slot.device)
-        state["fresh"][rows, :, slot] = x @ self.decimator
+        low = x.unfold(-1, TAPS - 1 + self.hop_samples, self.hop_samples) @ self.decimator  # [B, 2, n, M / factor]
+        if count == 1:
+            state["fresh"][torch.arange(len(slot), device=slot.device), :, slot] = low[:, :, 0]
+        else:
+            state["fresh"][:, :, :count] = low
 
     def update(self, due: Tensor, state: State) -> None:
         """Estimates anew, in place, for the streams where due [B, 1] is True (those whose slot is U - 1)."""
@@ -147,7 +152,7 @@ class DelayEstimator(nn.Module):
 
     def drift_ppm(self, state: State) -> Tensor:
         """[B] clock drift, parts per million, positive when the microphone falls behind; 0 where it can't be told
-        (fewer than 16 lags, or lags that don't lie on a line)."""
+        (few lags, or lags that don't lie on a line)."""
         lags, valid = state["lags"], state["lags_valid"]
         time = torch.arange(HISTORY, dtype=lags.dtype, device=lags.device)
         count = valid.sum(-1, keepdim=True).clamp(min=1)
@@ -155,8 +160,8 @@ class DelayEstimator(nn.Module):
         y = (lags - (valid * lags).sum(-1, keepdim=True) / count) * valid
         slope = (t * y).sum(-1, keepdim=True) / t.square().sum(-1, keepdim=True).clamp(min=1e-9)
         residual = ((y - slope * t).square().sum(-1, keepdim=True) / count).sqrt()
-        span = (slope * HISTORY).abs()
-        straight = (count >= HISTORY // 2) & (residual < 0.5 + 0.1 * span)
+        # a jump between two reflections has a slope too, but lies at 0.17 of its span off the line
+        straight = (count >= 0.6 * HISTORY) & (residual < 0.1 * (slope * HISTORY).abs())
         ppm = slope / (self.period * self.low_hop) * 1e6
         return torch.where(straight, ppm, torch.zeros_like(ppm))[:, 0]
 

@@ -1,11 +1,14 @@
 """The linear front end: DC blocker, delay estimation, Kalman filter. It has nothing to train.
 
 What it returns is aligned with the microphone sample by sample and causal without look-ahead. Positive delay means that
-the microphone lags the far end. Conditions under which a Kalman filter alone fails silently are handled or flagged here:
-DC or rumble, another scale on one side, a bulk delay, a silent or unrelated far end, clipping, a clock that drifts, a
-microphone that is ahead of its far end.
+the microphone lags the far end. Conditions under which a Kalman filter alone fails silently are handled or flagged
+here: DC or rumble, another scale on one side, a bulk delay, a silent or unrelated far end, clipping, a clock that
+drifts, a microphone that is ahead of its far end.
 
-Legend: B batch, T samples, L partitions, F bins, M hop, R blocks of the far-end ring.
+The delay is renewed once per period of U hops. Offline, what doesn't depend on the filter is computed for a period at
+once; `step` is the same code with a period of one hop.
+
+Legend: B batch, T samples, L partitions, F bins, M hop, R blocks of the far-end ring, U hops of a period, n hops.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from torch import Tensor, nn
 from echofree.contracts import State
 from echofree.dsp import BlockIir, dc_blocker, frequency_response, high_pass
 from echofree.errors import ConfigError
-from echofree.model.adaptive import KalmanFilter
-from echofree.model.delay import LOW_RATE_HZ, MAX_DRIFT_PPM, MIN_CONFIDENCE, DelayEstimator
+from echofree.model.adaptive import STATES, TINY, KalmanFilter
+from echofree.model.delay import LOW_RATE_HZ, MAX_DRIFT_PPM, MIN_CONFIDENCE, NUM_AGREE, DelayEstimator
+
+OUTPUTS = ("mic", "far", "mic_hp", "far_hp", "echo", "error")
+CPU_BATCH = 32  # clips at once on a CPU: what one hop touches then fits into a core's cache
 
 DC_CUTOFF_HZ = 5.0  # turns 100 Hz by 3 degrees
 HIGH_PASS_HZ = 80.0
@@ -27,12 +33,16 @@ FAR_ACTIVE = 1e-8  # mean square of the far end: -80 dB below full scale
 START_VARIANCE = 1.0  # variance of a new partition, in units of mean |mic|^2 / mean |far|^2
 MAX_PATH_GAIN = 4.0  # upper limit of that ratio, beyond which the microphone surely hears more than echo
 VARIANCE_FLOOR = 1e-7
-INT16 = 32768.0
+INT16 = 32768.0  # one side in [-1, 1], the other in 16-bit counts: seen, and no obstacle
+LEVEL_S = 0.25  # time constant of the levels
 HEADROOM_S = 0.006  # the direct path is placed this far inside the filter, or up to a hop further
 LATEST_S = 0.064  # a direct path inside the filter up to here needs no new alignment
 START_S = 1.0  # of active far end, during which the start variance follows the level
-JUDGE_S = 3.0  # of active far end before a far end may be called unexplained
-TINY_LEVEL = 1e-20
+CLIP_RATE = 0.02  # of the share of clipped hops, per hop
+JUDGE_S = 3.0  # of active far end before one that never explained anything is called unexplained
+WORSE_DB = 6.0  # an error louder than the microphone by this much is no estimate, unless the far end was recognised
+QUICK_S = 0.1  # time constant with which the echo estimate is faded in and out
+PATIENCE_S = 10.0  # the same for one that did
 MIN_GAIN_DB = 1.0  # smoothed echo reduction below which the far end explains nothing
 
 
@@ -90,30 +100,32 @@ class FrontEnd(nn.Module):
         )
         self.max_blocks = int(max_delay_ms * 1e-3 * sample_rate / hop_samples)
         period = self.delay.period
-        self.ring = -(-(num_partitions + self.max_blocks + 1) // period) * period  # R, a multiple of the period
+        self.ring = -(-(num_partitions + self.max_blocks + period) // period) * period  # R, a multiple of U
         self.hop_s = hop_samples / sample_rate
 
     def init_state(self, batch: int) -> State:
         """A fresh set of streams: tensors by name, first axis batch."""
         zeros = self.dc.matrix.new_zeros
-        bins = self.hop_samples + 1
         state = {
             "slot": zeros(batch, 1),  # where the ring is written next
-            "spectra": zeros(batch, self.ring, bins, 2),
-            "power": zeros(batch, self.ring, bins),
+            "spectra": zeros(batch, self.ring, self.hop_samples + 1, 2),  # of (last hop, this hop) of the far end
             "far_last": zeros(batch, self.hop_samples),
             "dc": zeros(batch, 2, self.dc.order),
-            "high": zeros(batch, 3, self.high.order),  # mic, aligned far, error
+            "high": zeros(batch, 2, self.high.order),  # mic, aligned far
+            "high_error": zeros(batch, self.high.order),
             "blocks": zeros(batch, 1),  # alignment in hops
-            "far_level": zeros(batch, 1),  # smoothed mean squares while the far end is active
-            "mic_level": zeros(batch, 1),
+            "level": zeros(batch, 2),  # smoothed mean squares of (far, mic) while the far end is active
             "path_gain": zeros(batch, 1),  # level ratio at which the variance was last started
             "active": zeros(batch, 1),  # hops with an active far end, capped
             "mic_peak": zeros(batch, 1),
             "clipped": zeros(batch, 1),  # share of recent hops in which the microphone clipped
             "ever_clipped": zeros(batch, 1),
             "reduction": zeros(batch, 2),  # smoothed mean squares of (mic, error) while active
-            "trust": zeros(batch, 1) + 1,
+            "reduction_quick": zeros(batch, 2),
+            "doubt": zeros(batch, 1),  # active hops since the far end last explained anything
+            "explained": zeros(batch, 1),  # 1 once it has
+            "doubtful": zeros(batch, 1),  # active hops spent unexplained, capped
+            "trust": zeros(batch, 1) + 1,  # the share of the echo estimate that is used
             "drift": zeros(batch, 1),  # the largest drift seen, ppm
             "negative": zeros(batch, 1),  # 1 once the microphone was found ahead
         }
@@ -125,7 +137,7 @@ class FrontEnd(nn.Module):
 
     @torch.no_grad()
     def forward(self, mic: Tensor, far: Tensor, details: bool = False) -> dict[str, Any]:
-        """Whole clips: the loop over `step`.
+        """Whole clips; equal to the loop over `step`.
 
         Args:
             mic, far: [B, T], as captured.
@@ -136,23 +148,30 @@ class FrontEnd(nn.Module):
             "far_hp" (the same through the 80 Hz high-pass), "echo" (estimate of the echo in mic), "error" = mic - echo.
             "flags": see `flags`.
         """
+        chunk = CPU_BATCH if mic.device.type == "cpu" else max(len(mic), 1)
+        parts = [self._clips(m, f) for m, f in zip(mic.split(chunk), far.split(chunk), strict=True)]
+        out: dict[str, Any] = {key: torch.cat([part[key] for part, _ in parts]) for key in OUTPUTS}
+        if details:
+            flags = [self.flags(state) for _, state in parts]
+            out["flags"] = {key: torch.cat([part[key] for part in flags]) for key in flags[0]}
+        return out
+
+    def _clips(self, mic: Tensor, far: Tensor) -> tuple[State, State]:
+        """-> (outputs [B, T], the state at the end)."""
         batch, num_samples = mic.shape
-        hop = self.hop_samples
-        count = -(-num_samples // hop)
-        pad = count * hop - num_samples
-        pair = torch.nn.functional.pad(torch.stack([mic, far], dim=1).to(self.dtype), (0, pad))  # [B, 2, L M]
+        period = self.delay.period * self.hop_samples
+        pad = -num_samples % self.hop_samples
+        pair = torch.nn.functional.pad(torch.stack([mic, far], dim=1).to(self.dtype), (0, pad))  # [B, 2, n M]
         state = self.init_state(batch)
-        keys = ("mic", "far", "mic_hp", "far_hp", "echo", "error")
-        out = {key: pair.new_empty(batch, count * hop) for key in keys}
+        out = {key: torch.empty_like(pair[:, 0]) for key in OUTPUTS}
         with torch.autocast(mic.device.type, enabled=False):
-            for t in range(count):
-                here = slice(t * hop, (t + 1) * hop)
-                due = (t + 1) % self.delay.period == 0
-                hops = self._advance(pair[:, :, here], state, due)
+            for start in range(0, pair.shape[-1], period):
+                here = slice(start, start + period)
+                run = pair[:, :, here]
+                hops = self._advance(run, state, due=run.shape[-1] == period)
                 for key, value in hops.items():
                     out[key][:, here] = value
-        out = {key: value[:, :num_samples] for key, value in out.items()}
-        return {**out, "flags": self.flags(state)} if details else out
+        return {key: value[:, :num_samples] for key, value in out.items()}, state
 
     @torch.no_grad()
     def step(self, mic: Tensor, far: Tensor, state: State) -> tuple[State, State]:
@@ -165,42 +184,58 @@ class FrontEnd(nn.Module):
     def flags(self, state: State) -> dict[str, Tensor]:
         """What a person should know about the streams so far, each [B]: "delay_samples" (0 until found),
         "delay_confidence" (peak / rms), "drift_ppm" (largest seen, signed), and bools: "drift" (beyond 30 ppm),
-        "negative_delay" (the microphone is ahead of the far end, which no causal filter can mend), "unexplained" (the
-        far end was active for seconds and explains nothing of the microphone), "saturated" (the microphone clips)."""
-        confidence = state["delay.confidence"][:, 0]
+        "negative_delay" (the microphone is ahead of the far end, which no causal filter can mend), "unexplained" (for
+        most of the time in which the far end was active it explained nothing of the microphone), "saturated" (the
+        microphone clips)."""
+        delay = {k[6:]: v for k, v in state.items() if k.startswith("delay.")}
         return {
-            "delay_samples": self.delay.delay_samples({k[6:]: v for k, v in state.items() if k.startswith("delay.")}),
-            "delay_confidence": confidence,
+            "delay_samples": self.delay.delay_samples(delay),
+            "delay_confidence": delay["confidence"][:, 0],
             "drift_ppm": state["drift"][:, 0],
             "drift": state["drift"][:, 0].abs() > MAX_DRIFT_PPM,
             "negative_delay": state["negative"][:, 0] > 0,
-            "unexplained": self._unexplained(state)[:, 0],
+            "unexplained": (state["doubtful"] > 0.3 * state["active"])[:, 0] & (state["doubtful"][:, 0] > 0),
             "saturated": state["ever_clipped"][:, 0] > 0,
         }
 
     def _advance(self, pair: Tensor, state: State, due: bool) -> State:
-        """One hop, in place on `state`. pair [B, 2, M] raw (mic, far); due: some stream must renew its delay."""
-        kalman = {k: state["kalman." + k] for k in ("weight", "variance", "psd")}
+        """n hops, in place on `state`. pair [B, 2, n M] raw (mic, far); n = 1, or n <= U from the start of a period on.
+        due: the last hop ends a period for some stream. -> the outputs, [B, n M] each."""
+        hop, count = self.hop_samples, self.num_partitions
+        kalman = {k: state["kalman." + k] for k in STATES}
+        num = pair.shape[-1] // hop
         slot = state["slot"].long()  # [B, 1]
-        clipping = self._clipping(pair[:, 0], state)
-        pair, rest = self.dc(pair, state["dc"])  # [B, 2, M]
+        clipped = self._clipping(pair[:, 0].unflatten(-1, (num, hop)), state)  # [B, n]
+        pair, rest = self.dc(pair, state["dc"])
         state["dc"].copy_(rest)
         mic = pair[:, 0]
-        self._remember(pair[:, 1], slot, state)
-        self._align(pair, slot, state, kalman, due)
-
-        spectra, power = self._history(slot, state)  # [B, L, F]
-        adapt = self._levels(mic, power, clipping, state, kalman)
-        error = mic - self.filter.predict(spectra, kalman)
-        far = torch.fft.irfft(spectra[:, 0])[:, self.hop_samples :]
-        passed, rest = self.high(torch.stack([mic, far, error], dim=1), state["high"])
+        spectra = self._history(pair[:, 1], slot, state)  # [B, L - 1 + n, F], oldest first
+        re, im = spectra.real.contiguous(), spectra.imag.contiguous()
+        power = re.square().addcmul_(im, im)
+        far = torch.fft.irfft(spectra[:, count - 1 :])[..., hop:].flatten(1)  # [B, n M]
+        passed, rest = self.high(torch.stack([mic, far], dim=1), state["high"])
         state["high"].copy_(rest)
-        self._judge(passed, adapt, state)
-        floor = VARIANCE_FLOOR * state["path_gain"]
-        errors = torch.stack([error, passed[:, 2]], dim=1)
-        echo = mic - self.filter.correct(spectra, power, errors, adapt * (1 - clipping), floor, kalman)
-        echo = echo * state["trust"]
-        state["slot"].copy_((slot + 1) % self.ring)
+        adapt, floor = self._levels(mic.unflatten(-1, (num, hop)), power, state)  # [B, n] each
+        learn = adapt * (1 - clipped)
+
+        echoes, lefts = [], []
+        for i in range(num):
+            block = slice(i, i + count)
+            now = mic[:, i * hop : (i + 1) * hop]
+            error = now - self.filter.predict(spectra[:, block], kalman)
+            left, rest = self.high(error, state["high_error"])
+            state["high_error"].copy_(rest)
+            errors = torch.stack([error, left], dim=1)
+            planes = (re[:, block], im[:, block])
+            after = self.filter.correct(
+                planes, power[:, block], errors, learn[:, i : i + 1], floor[:, i : i + 1], kalman
+            )
+            echoes.append(now - after)
+            lefts.append(left)
+        trust = self._judge(passed[:, 0].unflatten(-1, (num, hop)), torch.stack(lefts, dim=1), adapt, state)  # [B, n]
+        echo = (torch.stack(echoes, dim=1) * trust.unsqueeze(-1)).flatten(1)
+        self._align(pair, slot, state, kalman, due)
+        state["slot"].copy_((slot + num) % self.ring)
         return {
             "mic": mic,
             "far": far,
@@ -210,42 +245,40 @@ class FrontEnd(nn.Module):
             "error": mic - echo,
         }
 
-    def _remember(self, far: Tensor, slot: Tensor, state: State) -> None:
-        """Writes the spectrum of (last hop, this hop) of the far end into the ring."""
-        spectrum = torch.view_as_real(torch.fft.rfft(torch.cat([state["far_last"], far], dim=-1)))
-        rows = torch.arange(len(far), device=far.device)
-        state["spectra"][rows, slot[:, 0]] = spectrum
-        state["power"][rows, slot[:, 0]] = spectrum.square().sum(-1)
-        state["far_last"].copy_(far)
-
-    def _history(self, slot: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """The L blocks behind the alignment, newest first: complex spectra and their power, [B, L, F]."""
-        batch, count = len(slot), self.num_partitions
-        steps = torch.arange(count, device=slot.device)
-        index = (slot - state["blocks"].long() - steps) % self.ring  # [B, L]
-        index = (index + self.ring * torch.arange(batch, device=slot.device).unsqueeze(1)).flatten()
-        spectra = state["spectra"].flatten(2).flatten(0, 1).index_select(0, index)
-        power = state["power"].flatten(0, 1).index_select(0, index)
-        shape = (batch, count, self.hop_samples + 1)
-        return torch.view_as_complex(spectra.view(*shape, 2)), power.view(shape)
+    def _history(self, far: Tensor, slot: Tensor, state: State) -> Tensor:
+        """Writes n hops of the far end [B, n M] into the ring and reads what the filter sees of it, the delay taken out:
+        complex [B, L - 1 + n, F], oldest first."""
+        hop, batch = self.hop_samples, len(far)
+        line = torch.cat([state["far_last"], far], dim=-1)
+        state["far_last"].copy_(line[:, -hop:])
+        fresh = torch.view_as_real(torch.fft.rfft(line.unfold(-1, 2 * hop, hop)))  # [B, n, F, 2]
+        num = fresh.shape[1]
+        rows = torch.arange(batch, device=far.device).unsqueeze(1)
+        state["spectra"][rows, (slot + torch.arange(num, device=far.device)) % self.ring] = fresh
+        steps = torch.arange(1 - self.num_partitions, num, device=far.device)
+        index = (slot - state["blocks"].long() + steps) % self.ring + self.ring * rows  # [B, L - 1 + n]
+        spectra = state["spectra"].flatten(2).flatten(0, 1).index_select(0, index.flatten())
+        return torch.view_as_complex(spectra.view(*index.shape, hop + 1, 2))
 
     def _align(self, pair: Tensor, slot: Tensor, state: State, kalman: State, due: bool) -> None:
         """Feeds the delay estimator and moves the alignment where a new delay was found."""
         if self.max_blocks == 0:
             return
         delay = {k[6:]: v for k, v in state.items() if k.startswith("delay.")}
-        phase = slot % self.delay.period
+        phase = slot % self.delay.period  # [B, 1]
         self.delay.observe(pair, phase[:, 0], delay)
         if not due:
             return
-        self.delay.update(phase == self.delay.period - 1, delay)
+        num = pair.shape[-1] // self.hop_samples
+        self.delay.update(phase + num == self.delay.period, delay)
         lag_s = delay["lag"] / LOW_RATE_HZ  # [B, 1]
         inside_s = lag_s - state["blocks"] * self.hop_s
         move = (delay["found"] > 0) & ((inside_s < 0.5 * HEADROOM_S) | (inside_s > LATEST_S))
         wanted = ((lag_s - HEADROOM_S) / self.hop_s).floor().clamp(0, self.max_blocks)
         blocks = torch.where(move, wanted, state["blocks"])
-        start = START_VARIANCE * state["path_gain"]
-        self.filter.shift((blocks - state["blocks"])[:, 0], start, kalman)
+        shift = (blocks - state["blocks"])[:, 0]
+        if shift.device.type != "cpu" or bool(shift.any()):  # elsewhere, shifting by 0 is cheaper than asking
+            self.filter.shift(shift, START_VARIANCE * state["path_gain"], kalman)
         state["blocks"].copy_(blocks)
         drift = self.delay.drift_ppm(delay).unsqueeze(1)
         state["drift"].copy_(torch.where(drift.abs() > state["drift"].abs(), drift, state["drift"]))
@@ -253,47 +286,82 @@ class FrontEnd(nn.Module):
         state["negative"].copy_(torch.maximum(state["negative"], ahead.to(lag_s.dtype)))
 
     def _clipping(self, mic: Tensor, state: State) -> Tensor:
-        """[B, 1], 1 where this hop of the raw microphone is clipped: at least 3 samples stand at its highest peak ever."""
+        """mic [B, n, M], raw -> [B, n], 1 where a hop is clipped: 3 samples or more are as high as the highest so far."""
         size = mic.abs()
-        peak = torch.maximum(size.amax(-1, keepdim=True), state["mic_peak"])
-        state["mic_peak"].copy_(peak)
-        count = ((size >= 0.9999 * peak) & (size > 0)).sum(-1, keepdim=True)
-        clipped = (count >= 3).to(mic.dtype)
-        share = state["clipped"].lerp_(clipped, 0.02)
-        state["ever_clipped"].copy_(torch.maximum(state["ever_clipped"], (share > 0.02 * 1.5).to(mic.dtype)))
-        return clipped * (share < 0.3).to(mic.dtype)  # clipping all the time: better to adapt than never to
+        peaks = torch.maximum(size.amax(-1).cummax(-1).values, state["mic_peak"])  # [B, n]
+        state["mic_peak"].copy_(peaks[:, -1:])
+        level = peaks.unsqueeze(-1)
+        clipped = (((size >= 0.9999 * level) & (size > 0)).sum(-1) >= 3).to(mic.dtype)
+        share = _smooth(clipped, torch.full_like(clipped, CLIP_RATE), state["clipped"])
+        often = (share > 1.5 * CLIP_RATE).to(mic.dtype).amax(-1, keepdim=True)
+        state["ever_clipped"].copy_(torch.maximum(state["ever_clipped"], often))
+        return clipped * (share < 0.3).to(mic.dtype)  # clipping all the time: better to learn from it than never to
 
-    def _levels(self, mic: Tensor, power: Tensor, clipping: Tensor, state: State, kalman: State) -> Tensor:
-        """Tracks the levels while the far end is active and starts the variance from them. -> adapt [B, 1]."""
-        window = 2 * self.hop_samples
-        far_now = power.mean((1, 2)).unsqueeze(1) * (2.0 / window)  # mean square over the filter's span (Parseval)
-        mic_now = mic.square().mean(-1, keepdim=True)
-        far_level, mic_level = state["far_level"], state["mic_level"]
-        far_full = torch.where(far_now > 4.0, INT16**2, 1.0).to(mic.dtype)
-        adapt = ((far_now > FAR_ACTIVE * far_full) & (far_now > 1e-5 * far_level)).to(mic.dtype)
-        first = (state["active"] == 0).to(mic.dtype)
-        rate = adapt * torch.maximum(first, torch.full_like(first, min(1.0, self.hop_s / 0.25)))
-        far_level.lerp_(far_now, rate)
-        mic_level.lerp_(mic_now, rate)
-        full = torch.where(state["mic_peak"] > 4.0, INT16**2, 1.0).to(mic.dtype)
-        ratio = torch.minimum(mic_level / (far_level + TINY_LEVEL), MAX_PATH_GAIN * full)
-        starting = (state["active"] * self.hop_s < START_S) & (adapt > 0) & (ratio > 2 * state["path_gain"])
-        state["path_gain"].copy_(torch.where(starting, ratio, state["path_gain"]))
-        start = (START_VARIANCE * ratio * starting).unsqueeze(-1)
-        torch.maximum(kalman["variance"], start, out=kalman["variance"])
-        state["active"].add_(adapt).clamp_(max=1e6)
-        return adapt
+    def _levels(self, mic: Tensor, power: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """mic [B, n, M], power [B, L - 1 + n, F] -> (adapt [B, n], 1 where the far end is active; floor [B, n] of the
+        variance, high while the filter is being started)."""
+        count = self.num_partitions
+        # Parseval; mean square over the filter's span
+        far_now = power.mean(-1).unfold(-1, count, 1).mean(-1) / self.hop_samples  # [B, n]
+        now = torch.stack([far_now, mic.square().mean(-1)], dim=-1)  # [B, n, 2]
+        loud = far_now > torch.where(far_now > 4.0, FAR_ACTIVE * INT16**2, FAR_ACTIVE)
+        rate = min(1.0, self.hop_s / LEVEL_S)
+        level, active, levels = state["level"], [], []
+        for i in range(now.shape[1]):
+            far_level = level[:, :1]
+            on = (loud[:, i : i + 1] & (far_now[:, i : i + 1] > 1e-5 * far_level)).to(now.dtype)
+            level = level.lerp(now[:, i], on * (far_level == 0).to(now.dtype).clamp(min=rate))
+            active.append(on)
+            levels.append(level)
+        state["level"].copy_(level)
+        adapt, levels_now = torch.cat(active, dim=1), torch.stack(levels, dim=1)
+        age = state["active"] + adapt.cumsum(-1)
+        state["active"].copy_(age[:, -1:].clamp(max=1e6))
 
-    def _judge(self, passed: Tensor, adapt: Tensor, state: State) -> None:
-        """Tracks how much the filter takes away, and fades the echo estimate out while it explains nothing."""
-        now = passed[:, (0, 2)].square().mean(-1)  # [B, 2]
-        state["reduction"].lerp_(now, adapt * min(1.0, self.hop_s / 1.5))
-        target = 1.0 - self._unexplained(state).to(now.dtype)
-        state["trust"].lerp_(target, min(1.0, self.hop_s / 0.1))
+        most = torch.where(state["mic_peak"] > 4.0, MAX_PATH_GAIN * INT16**2, MAX_PATH_GAIN)  # [B, 1]
+        ratio = torch.minimum(levels_now[..., 1] / (levels_now[..., 0] + TINY), most)
+        early = (age * self.hop_s <= START_S) & (adapt > 0) & (ratio > 0)
+        # powers of two, so that only a level that doubles starts the filter again
+        stage = torch.where(early, torch.exp2(torch.log2(ratio + TINY).floor()), torch.zeros_like(ratio))
+        gains = torch.maximum(stage.cummax(-1).values, state["path_gain"])
+        before = torch.cat([state["path_gain"], gains[:, :-1]], dim=1)
+        state["path_gain"].copy_(gains[:, -1:])
+        return adapt, gains * torch.where(gains > before, START_VARIANCE, VARIANCE_FLOOR)
 
-    def _unexplained(self, state: State) -> Tensor:
-        """[B, 1] bool."""
-        mic, error = state["reduction"].split(1, dim=1)
-        weak = mic < error * 10 ** (MIN_GAIN_DB / 10)
-        doubtful = state["delay.confidence"] < MIN_CONFIDENCE
-        return (state["active"] * self.hop_s > JUDGE_S) & weak & doubtful
+    def _judge(self, mic: Tensor, error: Tensor, adapt: Tensor, state: State) -> Tensor:
+        """mic, error [B, n, M], high-passed -> trust [B, n], the share of the echo estimate that is used: it fades out
+        while the far end explains nothing of the microphone."""
+        now = torch.stack([mic.square().mean(-1), error.square().mean(-1)], dim=-1)  # [B, n, 2]
+        rates = [adapt.unsqueeze(-1) * min(1.0, self.hop_s / seconds) for seconds in (JUDGE_S / 2, QUICK_S)]
+        slow = _smooth(now, rates[0], state["reduction"])
+        quick = _smooth(now, rates[1], state["reduction_quick"])
+        age = state["active"] - adapt.sum(-1, keepdim=True) + adapt.cumsum(-1)  # [B, n]
+        reduced = (slow[..., 0] > slow[..., 1] * 10 ** (MIN_GAIN_DB / 10)) & (age * self.hop_s > START_S)
+        aligned = (state["delay.confidence"] > MIN_CONFIDENCE) & (state["delay.agree"] >= NUM_AGREE)  # [B, 1]
+        evident = (reduced | aligned).to(now.dtype)
+        doubt, doubts = state["doubt"], []
+        for i in range(adapt.shape[1]):
+            doubt = (doubt + adapt[:, i : i + 1]) * (1 - evident[:, i : i + 1])
+            doubts.append(doubt)
+        state["doubt"].copy_(doubt.clamp(max=1e6))
+        seen = torch.maximum(evident.cummax(-1).values, state["explained"])
+        state["explained"].copy_(seen[:, -1:])
+        patience = torch.where(seen > 0, PATIENCE_S, JUDGE_S) / self.hop_s
+        lost = torch.cat(doubts, dim=1) > patience
+        state["doubtful"].add_((lost * adapt).sum(-1, keepdim=True)).clamp_(max=1e6)
+        # A filter that just started fits anything, near end included, and shows it by an error above the microphone.
+        worse = (seen == 0) & (quick[..., 0] < quick[..., 1] * 10 ** (-WORSE_DB / 10))
+        target = (~(lost | worse)).to(now.dtype)
+        return _smooth(target, torch.full_like(target, min(1.0, self.hop_s / QUICK_S)), state["trust"])
+
+
+def _smooth(values: Tensor, rate: Tensor, state: Tensor) -> Tensor:
+    """First-order smoothing along axis 1: out_i = out_(i-1) + rate_i (values_i - out_(i-1)), from `state` on, which
+    becomes the last one. values [B, n] with state [B, 1], or [B, n, 2] with [B, 2]."""
+    out, current = [], state.clone()
+    for i in range(values.shape[1]):
+        at = slice(i, i + 1) if values.ndim == 2 else i
+        current = current.lerp(values[:, at], rate[:, at])
+        out.append(current)
+    state.copy_(current)
+    return torch.cat(out, dim=1) if values.ndim == 2 else torch.stack(out, dim=1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echofree.contracts import Model
+from echofree.contracts import Model, State
 
 Audio = np.ndarray | Tensor
 
@@ -62,10 +62,15 @@ class Stream:
         return out.reshape(mic.shape).to(mic.device)
 
     def flush(self) -> Any:
-        """-> Tensor [B, latency_samples]: what the stream still owes for the samples it got. It goes on afterwards as if
-        zeros had been given."""
+        """-> Tensor [B, latency_samples]: what the stream still owes for the samples it got. Zeros are given in their
+        place, after which it may go on."""
         zeros = self._pending.new_zeros(self.batch, self.model.latency_samples)
         return self.process(zeros, zeros)
+
+    @property
+    def state(self) -> State:
+        """The model's state so far: not to be changed."""
+        return self._state
 
     def _tensor(self, audio: Audio) -> Tensor:
         x = torch.as_tensor(audio)
