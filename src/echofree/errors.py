@@ -7,6 +7,7 @@ EchoFreeError               1  something failed while running
 │   ├── CheckpointError     2  a checkpoint or run directory that can't be used
 │   └── MissingExtra        2  an optional package that isn't installed
 ├── NonFiniteError          1  the loss or the gradient became NaN or infinite and the policy is to stop
+├── OutOfMemory             1  a rank ran out of memory
 ├── RankFailed              1  a rank of this run failed
 └── Preempted              75  stopped by a signal or the time limit, state saved: start again to go on
 Interrupted               130  stopped by Ctrl-C
@@ -80,6 +81,10 @@ class MissingExtra(UserError):
 
 class NonFiniteError(EchoFreeError):
     """The loss or the gradient norm became NaN or infinite and train.nonfinite=stop."""
+
+
+class OutOfMemory(EchoFreeError):
+    """A rank ran out of memory; says where, with which shapes, and what helps."""
 
 
 class RankFailed(EchoFreeError):

@@ -26,8 +26,9 @@ from torch import Tensor
 from echofree import __version__, checkpoint
 from echofree.config.schema import Mode, Nonfinite
 from echofree.contracts import Batch, Dataset, Logger, Task
-from echofree.data.loader import Plan, TrainLoader, eval_batches, eval_loader
+from echofree.data.loader import Plan, TrainLoader, board, eval_batches, eval_loader
 from echofree.dist.strategy import Amp
+from echofree.dist.watchdog import Pulse
 from echofree.dist.world import World
 from echofree.errors import NonFiniteError
 from echofree.log import Position, RankLog
@@ -96,6 +97,7 @@ class Loop:
         plan: the order of the training clips.
         make_loader: (epoch, step in it) -> loader that begins there.
         run: the run directory; only rank 0 writes into its metrics and run.json.
+        pulse: where the watchdog sees what this rank is at.
     """
 
     def __init__(
@@ -115,11 +117,14 @@ class Loop:
         stop: StopFlag,
         device: torch.device,
         rank_log: RankLog | None = None,
+        pulse: Pulse | None = None,
     ):
         self.config, self.world, self.strategy, self.amp, self.task = config, world, strategy, amp, task
         self.optimizer, self.plan = optimizer, plan
         self.make_loader, self.valid, self.run, self.logger = make_loader, valid, run, logger
         self.position, self.stop, self.device = position, stop, device
+        self.pulse = pulse or Pulse()
+        self.shapes: list[tuple[int, ...]] = []  # of the micro-batches of the latest step, for the text on memory
         self.run_id = str(run.facts["id"])
         self.state = State()
         self.replicas = world.size // strategy.data_size  # ranks that see the same batch
@@ -158,6 +163,7 @@ class Loop:
         if self._stale():
             return Outcome("stopped", self._why_stopped())
         loader = self.make_loader((state.epoch, state.step_in_epoch))
+        self.pulse.board = loader.board
         self.strategy.model.train()
         self.progress.done = self.progress.initial = state.step
         self._watch_weights()
@@ -166,12 +172,14 @@ class Loop:
             while state.step < self.total_steps:
                 batches = self._next(loader)
                 weight = math.fsum(self.task.weight(batch) for batch in batches)
+                self.pulse.at("agree")
                 total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted())])
                 if stops:
                     self._flush_window()
                     self.save()
                     return Outcome("preempted", self.stop.reason or "another rank was asked to stop")
                 self.step(batches, total)
+                self.pulse.warm = True
                 if state.step % train.log_every == 0 or state.step == self.total_steps:
                     self._log_step()
                 if self._after_step():
@@ -187,9 +195,12 @@ class Loop:
     def step(self, batches: list[Batch], total_weight: float) -> None:
         """One optimizer step over this rank's micro-batches; `total_weight` is that of all ranks, in seconds."""
         state = self.state
+        self.pulse.at("forward and backward")
+        self.shapes = [tuple(batch.mic.shape) for batch in batches]
         lr = self.schedule.apply(state.step)
         before = [b.clone() for b in self.strategy.buffers]
         loss, parts = self.strategy.run(self.task, batches, max(total_weight, 1e-9))
+        self.pulse.at("step")
         self.amp.scaler.unscale_(self.optimizer)
         norm = self.strategy.clip(self.config.train.clip_norm)
         self.amp.update(self.optimizer, norm)
@@ -238,6 +249,7 @@ class Loop:
 
     def _next(self, loader: TrainLoader) -> list[Batch]:
         began = time.perf_counter()
+        self.pulse.at("data")
         if self.state.step == 0 or not self.window.names:
             alarm = threading.Timer(FIRST_BATCH_LATE_S, self._late, [loader, began])
             alarm.daemon = True
@@ -273,6 +285,7 @@ class Loop:
             self._log_step()
 
     def _log_step(self) -> None:
+        self.pulse.at("log")
         window, self.window = self.window, Window()
         state = self.state
         finite = torch.stack(window.finite).cpu()
@@ -399,6 +412,8 @@ class Loop:
         )
         loader = eval_loader(dataset, batches, data.num_workers, data.prefetch_factor, self.device.type == "cuda")
         model = self.strategy.bare
+        self.pulse.at("evaluate")
+        training, self.pulse.board = self.pulse.board, board(loader)
         self.strategy.settle()
         if self.ema is not None:
             self.ema.swap()
@@ -406,11 +421,14 @@ class Loop:
         rows: list[dict[str, Any]] = []
         try:
             for batch in loader:
+                self.pulse.at("evaluate")
                 rows += self.task.evaluate(model, batch.to(self.device))
         finally:
+            self.pulse.board = training
             model.train()
             if self.ema is not None:
                 self.ema.swap()
+        self.pulse.at("gather")
         gathered = self.world.gather(rows)
         unique = {row["index"]: row for part in gathered for row in part}
         return [unique[i] for i in sorted(unique)]
@@ -420,6 +438,7 @@ class Loop:
     def save(self, better: bool = False) -> Path:
         """Writes a checkpoint of this step, points `last` (and `best`) at it, and applies retention."""
         config, state = self.config.checkpoint, self.state
+        self.pulse.at("save")
         shared = {
             "model": self.strategy.model_state(),
             "optimizer": self.strategy.optimizer_state(self.optimizer),

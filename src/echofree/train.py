@@ -10,17 +10,19 @@ import os
 import random
 import sys
 import time
-import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echofree.errors import EchoFreeError, ExitCode, NonFiniteError, UserError
+from echofree.errors import ConfigError, DataError, EchoFreeError, ExitCode, OutOfMemory, UserError
 
 if TYPE_CHECKING:
     import torch
 
     from echofree.config.compose import Composed
+    from echofree.dist.local import Ended
+    from echofree.dist.watchdog import Pulse
     from echofree.dist.world import World
     from echofree.log import Position, RankLog
     from echofree.loop import Loop, Outcome
@@ -49,7 +51,8 @@ def job(composed: Composed) -> float | None:
     """
     code = start(composed)
     if code != ExitCode.DONE:
-        raise EchoFreeError(f"job of {composed.run_dir} ended with exit code {code}")
+        kinds = {kind.exit_code: kind for kind in (UserError, Preempted, Interrupted)}
+        raise kinds.get(ExitCode(code), EchoFreeError)(f"the job in {composed.run_dir} ended with exit code {code}")
     assert composed.run_dir is not None
     result: float | None = json.loads((composed.run_dir / "run.json").read_text()).get("best")
     return result
@@ -64,15 +67,40 @@ def start(composed: Composed) -> int:
     if world.source == "torchrun":
         code = _work_under_torchrun(composed, world)
         leave(code)
+    parts = build(composed.config)  # what's wrong with the data or the model is said before any directory is made
     run_dir = prepare(composed)
     from echofree.dist.local import how_many, launch
 
     dist = composed.config.dist
     count = 1 if dist.name.value == "single" else how_many(dist.num_procs, composed.config.train.device)
-    if count == 1:
-        return work(run_dir)
-    code = launch(count, run_dir, dist.start_timeout_s)
-    return _verdict(run_dir, code)
+    if count == 1 and not dist.max_restarts:
+        return work(run_dir, parts=parts)
+    del parts  # the ranks build their own
+    code = _verdict(run_dir, launch(count, run_dir, dist.start_timeout_s))
+    for number in range(1, dist.max_restarts + 1):
+        if code != ExitCode.FAILED:
+            break
+        _note_restart(run_dir, number, dist.max_restarts)
+        code = _verdict(run_dir, launch(count, run_dir, dist.start_timeout_s))
+    return code
+
+
+def _note_restart(run_dir: Path, number: int, limit: int) -> None:
+    """All ranks start again from the last complete checkpoint, in the same directory."""
+    from echofree import checkpoint, rundir
+
+    run = rundir.RunDir(run_dir, is_first=True)
+    facts, failure = run.facts, run.first_failure() or {}
+    good = checkpoint.newest_good(run.checkpoints)
+    entry = {
+        "number": number, "time": time.time(), "rank": failure.get("rank"), "kind": failure.get("kind"),
+        "why": str(failure.get("traceback", "unknown")).strip().splitlines()[-1],
+        "from": None if good is None else good.name,
+    }  # fmt: skip
+    run.clear_failure()
+    run.note(status="restarting", resume=True, resumed_from=None, restarts=[*facts.get("restarts", []), entry])
+    begin = "the beginning" if good is None else good.name
+    print(f"restart {number} of {limit} (dist.max_restarts) from {begin}", file=sys.stderr, flush=True)
 
 
 def prepare(composed: Composed) -> Path:
@@ -102,15 +130,24 @@ def prepare(composed: Composed) -> Path:
 
 
 def _work_under_torchrun(composed: Composed, world: World) -> int:
+    from echofree.process import die_with
     from echofree.rundir import RunDir
 
+    die_with(os.getppid())
     try:
+        if composed.config.dist.max_restarts:
+            raise ConfigError(
+                f"dist.max_restarts={composed.config.dist.max_restarts} is for ranks that EchoFree starts itself; "
+                "torchrun has --max-restarts. Leave one of them out"
+            )
         device = _device(composed.config.train.device, world)
         _join(composed.config.dist, world, device)
         # a user error of rank 0 must reach all, or the others would wait for its decision
         answer: Any = None
+        parts: Parts | None = None
         if world.is_first:
             try:
+                parts = build(composed.config)
                 answer = str(prepare(composed))
             except UserError as error:
                 answer = error
@@ -122,39 +159,47 @@ def _work_under_torchrun(composed: Composed, world: World) -> int:
             print(error, file=sys.stderr, flush=True)
         return int(error.exit_code)
     run_dir = Path(answer)
-    code = work(run_dir, world)
+    code = work(run_dir, world, parts)
     if world.is_first and code not in (ExitCode.DONE, ExitCode.PREEMPTED):
         _show_failure(RunDir(run_dir, is_first=True))
     return code
 
 
-def _verdict(run_dir: Path, code: int) -> int:
+def _verdict(run_dir: Path, ended: Ended) -> int:
     """What the launcher says at the end: the first failing rank's traceback is what the user sees."""
     from echofree import rundir
 
     run = rundir.RunDir(run_dir, is_first=True)
     said = run.facts["status"]
-    if said in ("done", "stopped") and code == 0:
+    if said in ("done", "stopped") and ended.code == 0:
         return int(ExitCode.DONE)
     if said == "preempted":
         return int(ExitCode.PREEMPTED)
     failure = run.first_failure()
+    if said == "interrupted" or ended.interrupted:
+        run.note(status="interrupted", end=time.time())
+        return int(ExitCode.INTERRUPTED)
+    if ended.asked and failure is None:
+        print("asked to stop before the first step: nothing to save", file=sys.stderr, flush=True)
+        run.note(status="preempted", end=time.time())
+        return int(ExitCode.PREEMPTED)
+    if ended.text and (failure is None or failure["kind"] in ("victim", "gone")):
+        run.note_failure(ended.rank, ended.text, kind="killed")
+        failure = run.first_failure()
     _show_failure(run)
     if failure is None:
-        print(f"a rank ended with exit code {code} without saying why (killed?). See {run_dir}/logs", file=sys.stderr)
-    if said not in ("failed", "interrupted"):
-        run.note(status="failed", end=time.time(), error=failure or {"traceback": f"exit code {code}"})
-    return code or int(ExitCode.FAILED)
+        print(f"a rank ended with exit code {ended.code}. See {run_dir}/logs", file=sys.stderr)
+    run.note(status="failed", end=time.time(), error=failure or {"traceback": f"exit code {ended.code}"})
+    return int(ExitCode.USER if failure is not None and failure["kind"] == "user" else ExitCode.FAILED)
 
 
 def _show_failure(run: RunDir) -> None:
     failure = run.first_failure()
-    if failure is not None and failure["rank"] != 0:  # rank 0's own traceback is on the console already
-        print(
-            f"rank {failure['rank']} on {failure['host']} failed first:\n{failure['traceback']}",
-            file=sys.stderr,
-            flush=True,
+    if failure is not None and not failure["shown"]:  # rank 0's own traceback is on the console already
+        head = {"hang": "", "killed": "", "gone": ""}.get(
+            failure["kind"], f"rank {failure['rank']} on {failure['host']} failed first:\n"
         )
+        print(f"{head}{failure['traceback']}", file=sys.stderr, flush=True)
 
 
 def leave(code: int) -> None:
@@ -164,9 +209,15 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def work(run_dir: Path, world: World | None = None) -> int:
-    """One rank of the run in `run_dir`, from the open log to the exit code; errors are caught, told and noted here."""
+def work(run_dir: Path, world: World | None = None, parts: Parts | None = None) -> int:
+    """One rank of the run in `run_dir`, from the open log to the exit code; errors are caught, told and noted here.
+
+    Args:
+        world: already joined; else it is found in the environment.
+        parts: already built from the same config.
+    """
     from echofree.config import frozen
+    from echofree.dist.cause import tell
     from echofree.dist.world import found_in
     from echofree.log import Position, RankLog, quiet_native
     from echofree.rundir import RunDir
@@ -188,50 +239,87 @@ def work(run_dir: Path, world: World | None = None) -> int:
         rank_log.close()
         return int(error.exit_code)
     try:
-        outcome = run_joined(config, run, world, position, rank_log, joined)
+        outcome = run_joined(config, run, world, position, rank_log, joined, parts)
         return int(ExitCode.PREEMPTED if outcome.status == "preempted" else ExitCode.DONE)
-    except KeyboardInterrupt:
-        run.note(status="interrupted", end=time.time())
-        log.error("interrupted")
-        return int(ExitCode.INTERRUPTED)
-    except UserError as error:
-        run.note_failure(world.rank, str(error))
-        run.note(status="failed", end=time.time(), error={"rank": world.rank, "traceback": str(error)})
-        log.error("%s", error)
-        return int(error.exit_code)
     except BaseException as error:
-        text = str(error) if isinstance(error, NonFiniteError) else traceback.format_exc()
-        run.note_failure(world.rank, text)
-        run.note(status="failed", end=time.time(), error=run.first_failure())
-        log.error("rank %d failed:\n%s", world.rank, text)
-        return int(ExitCode.FAILED)
+        return tell(error, run, world, rank_log)
     finally:
         run.unlock()
         rank_log.close()
 
 
-def run_joined(config: Any, run: RunDir, world: World, position: Position, rank_log: RankLog, joined: bool) -> Outcome:
+def run_joined(
+    config: Any, run: RunDir, world: World, position: Position, rank_log: RankLog, joined: bool, parts: Parts | None
+) -> Outcome:
     """Meets the other ranks, runs, and leaves the group in the order that gloo needs: model freed, then destroyed."""
+    from echofree.dist.watchdog import Pulse, Watchdog
+
     device = _device(config.train.device, world)
     if not joined:
         _join(config.dist, world, device)
-    outcome = run_config(config, run, world, device, position, rank_log)
-    world.barrier()  # a preempted rank's exit code ends the others: rank 0 has to be through with its notes
+    pulse = Pulse()
+    limits = (config.dist.timeout_s, config.dist.start_timeout_s)
+    watchdog = Watchdog(pulse, position, world, run, *limits, rank_log.path)
+    watchdog.start()
+    try:
+        outcome = run_config(config, run, world, device, position, rank_log, pulse, parts or build(config))
+        world.barrier()  # a preempted rank's exit code ends the others: rank 0 has to be through with its notes
+    except BaseException:
+        watchdog.stop(failed=True)
+        raise
+    watchdog.stop()
     gc.collect()
     world.close()
     return outcome
 
 
+@dataclass
+class Parts:
+    """What a config names: the corpus, the model and the task."""
+
+    source: Any
+    model: torch.nn.Module
+    task: Any
+
+
+def build(config: Any) -> Parts:
+    """Builds the open groups.
+
+    Raises:
+        UserError: a missing folder, no clips, arguments that don't fit together.
+    """
+    import torch
+
+    from echofree.config.build import build_data, build_model, build_task
+
+    torch.manual_seed(config.seed)  # the same weights on every rank
+    source = build_data(config)
+    train = source.split("train")
+    if train is None or len(train) == 0:
+        raise DataError(
+            "the data has no clips to train on; left out: "
+            + "; ".join(f"{what}: {value}" for what, value in source.survey())
+            + ". Name another data.root"
+        )
+    return Parts(source, build_model(config), build_task(config))
+
+
 def run_config(
-    config: Any, run: RunDir, world: World, device: torch.device, position: Position, rank_log: RankLog
+    config: Any,
+    run: RunDir,
+    world: World,
+    device: torch.device,
+    position: Position,
+    rank_log: RankLog,
+    pulse: Pulse,
+    parts: Parts,
 ) -> Outcome:
-    """The whole run: everything built in order."""
+    """The whole run, in order."""
     import numpy as np
     import torch
 
     from echofree.banner import banner
     from echofree.config import frozen
-    from echofree.config.build import build_data, build_model, build_task
     from echofree.data.loader import Plan, TrainLoader
     from echofree.dist.strategy import Amp, build_strategy
     from echofree.logger.build import build_logger
@@ -244,15 +332,8 @@ def run_config(
     torch.set_num_threads(config.dist.threads or max(1, (os.cpu_count() or 1) // world.local_size))
     torch.use_deterministic_algorithms(config.train.deterministic)
 
-    torch.manual_seed(config.seed)  # the same weights on every rank
-    source = build_data(config)
+    source, task, model = parts.source, parts.task, parts.model.to(device)
     train, valid = source.split("train"), source.split("valid")
-    if train is None or len(train) == 0:
-        raise UserError(
-            "the data has no clips to train on; see the table of what was left out, or name another data.root"
-        )
-    model = build_model(config).to(device)
-    task = build_task(config)
     own_seed = config.seed * 1_000_003 + world.rank + 1  # other dropout on every rank
     torch.manual_seed(own_seed)
     random.seed(own_seed)
@@ -273,7 +354,7 @@ def run_config(
 
     loop = Loop(
         config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, position, stop, device,
-        rank_log
+        rank_log, pulse
     )  # fmt: skip
     _resume(loop, run)
     fingerprint = source.fingerprint()
@@ -292,8 +373,14 @@ def run_config(
     try:
         outcome = loop.fit()
         status = outcome.status
+        pulse.at("end")
+        pulse.warm = False  # what rank 0 still has to do may take its time
         if outcome.status != "preempted":
             _final_scores(loop, source, run)
+    except (RuntimeError, MemoryError) as error:
+        if text := _without_memory(error, loop):
+            raise OutOfMemory(text) from error
+        raise
     finally:
         if logger is not None:
             logger.finish(status)
@@ -338,6 +425,19 @@ def _resume(loop: Loop, run: RunDir) -> None:
         loop.state.epoch,
         f"; {dropped} later records dropped" if dropped else "",
     )
+
+
+def _without_memory(error: RuntimeError | MemoryError, loop: Loop) -> str:
+    """What to say when `error` means that memory has run out; "" when it means something else."""
+    from echofree import oom
+
+    rank, step = loop.world.rank, loop.state.step + 1
+    if oom.is_out_of_memory(error):
+        size = loop.strategy.data_size
+        return oom.describe(error, loop.config, rank, step, loop.pulse.phase, loop.shapes, loop.device, size)
+    if oom.is_killed_worker(error):
+        return oom.describe_worker(error, loop.config, rank, step)
+    return ""
 
 
 def _final_scores(loop: Loop, source: Any, run: RunDir) -> None:

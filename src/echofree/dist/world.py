@@ -19,8 +19,10 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from echofree.errors import ConfigError, EchoFreeError
+from echofree.process import exists
 
 JOB_ID = "ECHOFREE_JOB_ID"  # set by the local launcher: every rank checks that it joined its own job
+INTERFACE = "GLOO_SOCKET_IFNAME"  # the network interface that gloo uses
 TORCHRUN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -33,7 +35,7 @@ class World:
         local_rank, local_size: this process among those of this machine.
         source: how the world was found: alone, torchrun or local.
         backend: the collective back end of the data path: none, gloo or nccl.
-        hosts: host name of each rank.
+        hosts, pids: host name and process of each rank.
     """
 
     rank: int = 0
@@ -43,7 +45,9 @@ class World:
     source: str = "alone"
     backend: str = "none"
     hosts: list[str] = field(default_factory=lambda: [socket.gethostname()])
+    pids: list[int] = field(default_factory=lambda: [os.getpid()])
     control: Any = None  # gloo process group; None in a world of one
+    store: Any = None  # a connection to the meeting point for the watchdog alone; None in a world of one
 
     @property
     def is_first(self) -> bool:
@@ -80,6 +84,12 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(group=self.control)
+
+    def gone(self) -> list[int]:
+        """Ranks on this machine whose process has ended."""
+        node = range(self.rank - self.local_rank, min(self.rank - self.local_rank + self.local_size, self.size))
+        known = [r for r in node if r < len(self.pids) and self.hosts[r] == self.hosts[self.rank]]
+        return [r for r in known if not exists(self.pids[r])]
 
     def close(self) -> None:
         """Leave the group; to be called on the good path only, after the model is freed (an exception leaves without
@@ -140,6 +150,7 @@ def join(
     """
     if world.size == 1:
         return world
+    _check_interface(os.environ.get(INTERFACE))
     method = "env://" if init_method == "auto" else init_method
     limit = timedelta(seconds=start_timeout_s)
     try:
@@ -153,26 +164,39 @@ def join(
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"echofree/{attempt}", store)
     store.set_timeout(limit)
-    _check_same_job(store, world)
+    _check_same_job(store, world, start_timeout_s)
+    world.store = PrefixStore("watchdog", store.clone())  # type: ignore[attr-defined]
+    # the watchdog ends a hang long before; the group's own limit, which can name nobody, stays behind it
+    backstop = timedelta(seconds=max(start_timeout_s, 2 * timeout_s) + 60)
     dist.init_process_group(
         backend,
         store=store,
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=backstop,
         device_id=device if backend == "nccl" else None,
     )
     world.backend = backend
-    world.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    world.hosts = world.gather(socket.gethostname())
+    world.control = dist.new_group(backend="gloo", timeout=backstop, group_desc="control")
+    found = world.gather((socket.gethostname(), os.getpid()))
+    world.hosts, world.pids = [host for host, _ in found], [pid for _, pid in found]
     return world
 
 
-def _check_same_job(store: Any, world: World) -> None:
+def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
     mine = os.environ.get(JOB_ID) or os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if world.is_first:
         store.set("job", mine)
-    theirs = store.get("job").decode()
+    store.set(f"here/{world.rank}", socket.gethostname())
+    try:
+        theirs = store.get("job").decode()
+        store.wait([f"here/{rank}" for rank in range(world.size)])
+    except Exception as error:
+        away = [str(rank) for rank in range(world.size) if not store.check([f"here/{rank}"])]
+        raise EchoFreeError(
+            f"rank {world.rank} on {socket.gethostname()} has waited dist.start_timeout_s={start_timeout_s:g} s for "
+            f"rank(s) {', '.join(away)} of {world.size}, which never came: see their logs, and whether they were started"
+        ) from error
     if theirs != mine:
         raise EchoFreeError(
             f"rank {world.rank} of job {mine!r} met rank 0 of job {theirs!r} at {os.environ.get('MASTER_ADDR')}:"
@@ -181,3 +205,19 @@ def _check_same_job(store: Any, world: World) -> None:
         )
     if store.add("joined", 1) > world.size:
         raise EchoFreeError(f"more than {world.size} ranks joined job {mine!r}: a second start uses the same port")
+
+
+def _check_interface(asked: str | None) -> None:
+    """gloo's own message for a wrong interface names neither the variable nor what would be right.
+
+    Raises:
+        ConfigError: no such interface on this machine.
+    """
+    have = [name for _, name in socket.if_nameindex()]
+    wrong = [name for name in (asked or "").split(",") if name and name not in have]
+    if wrong:
+        ncclish = " (^ for exclusion is NCCL's syntax, gloo doesn't know it)" if wrong[0].startswith("^") else ""
+        raise ConfigError(
+            f"{INTERFACE}={asked}: {socket.gethostname()} has no interface {wrong[0]!r}{ncclish}. It has "
+            f"{', '.join(have)}. Type: unset {INTERFACE}, or export {INTERFACE}={have[-1]}"
+        )
