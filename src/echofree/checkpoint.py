@@ -214,6 +214,12 @@ def damage(folder: Path) -> str:
     return ""
 
 
+def _sizes_fit(folder: Path, about: Mapping[str, Any]) -> bool:
+    """A quick look instead of `damage`, which reads every byte."""
+    paths = [(folder / name, facts["bytes"]) for name, facts in about["files"].items()]
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
 def load(folder: Path, stem: str) -> Any:
     """One file of a checkpoint, on the CPU, through torch's safe loader.
 
@@ -275,6 +281,7 @@ def retain(root: Path, run_id: str, keep_last: int, keep_best: int, metric: str,
     """
     mine = [(p, manifest(p)) for p in complete(root) if _owner(p) == run_id]
     keep = {p for p, _ in mine[-max(1, keep_last) :]}
+    keep |= set([p for p, m in mine if _sizes_fit(p, m)][-1:])  # should the disk have eaten newer ones meanwhile
     scored = [(m["scores"][metric], p) for p, m in mine if m.get("scores", {}).get(metric) is not None]
     scored.sort(key=lambda pair: pair[0], reverse=mode == "max")
     keep |= {p for _, p in scored[:keep_best]}
