@@ -21,7 +21,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def count(model: nn.Module, seconds: float = 1.0) -> dict[str, Any]:
+def count(model: nn.Module, seconds: float = 0.1) -> dict[str, Any]:
     """Counts a model (see `contracts.Model`) by running it on silence.
 
     The cost of a frame is the difference between a clip of 2 x `seconds` and one of `seconds`, so that what is paid
