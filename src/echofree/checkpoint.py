@@ -368,6 +368,14 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 # --- a trained model ------------------------------------------------------------------------------------------------
 
 
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights to use: the averaged ones where the run kept them, else the live ones."""
+    state: dict[str, torch.Tensor] = load(folder, "model")
+    if (folder / "ema.pt").is_file():
+        state = {**state, **load(folder, "ema")["shadow"]}
+    return state
+
+
 def load_model(path: str | os.PathLike[str]) -> tuple[torch.nn.Module, Any]:
     """A run directory or checkpoint folder -> (model in evaluation mode on the CPU, the run's frozen config).
 
@@ -382,11 +390,8 @@ def load_model(path: str | os.PathLike[str]) -> tuple[torch.nn.Module, Any]:
     folder = find(path)
     config = frozen.load(run_of(folder))
     model = build_model(config)
-    state = load(folder, "model")
-    if (folder / "ema.pt").is_file():
-        state = {**state, **load(folder, "ema")["shadow"]}
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(weights(folder))
     except RuntimeError as error:
         raise CheckpointError(
             f"{folder}: the weights don't fit the model of {run_of(folder) / 'config.yaml'}: {error}"

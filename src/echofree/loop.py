@@ -134,7 +134,8 @@ class Loop:
         self.schedule = Schedule(optimizer, config.optim, self.total_steps)
         decay = config.train.ema_decay
         self.ema = Ema(strategy.bare, decay) if decay else None
-        self.progress = self._progress(rank_log)
+        self.rank_log = rank_log
+        self.progress = self.bar(self.total_steps, "train")
 
     @property
     def total_steps(self) -> int:
@@ -142,15 +143,15 @@ class Loop:
         limit = self.config.train.max_steps
         return steps if limit is None else min(steps, limit)
 
-    def _progress(self, rank_log: RankLog | None) -> Progress:
+    def bar(self, total: int | None, label: str) -> Progress:
         """A bar on rank 0's terminal. Elsewhere none, since every logging step is a plain line already."""
-        stream = rank_log.terminal if rank_log is not None else None
+        stream = self.rank_log.terminal if self.rank_log is not None else None
         wanted = self.config.logger.progress if self.world.is_first and stream is not None else "off"
         if wanted == "auto" and not (stream is not None and stream.isatty()):
             wanted = "off"
-        bar = Progress(self.total_steps, "train", wanted, stream=stream)
-        if rank_log is not None:
-            rank_log.before_console = bar.hide
+        bar = Progress(total, label, wanted, stream=stream)
+        if self.rank_log is not None:
+            self.rank_log.before_console = bar.hide
         return bar
 
     # --- the run ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echofree.errors import ConfigError, DataError, EchoFreeError, ExitCode, OutOfMemory, UserError
+from echofree.errors import (
+    ConfigError,
+    DataError,
+    EchoFreeError,
+    ExitCode,
+    Interrupted,
+    OutOfMemory,
+    Preempted,
+    UserError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -322,6 +331,7 @@ def run_config(
     from echofree.config import frozen
     from echofree.data.loader import Plan, TrainLoader
     from echofree.dist.strategy import Amp, build_strategy
+    from echofree.final import final_scores
     from echofree.logger.build import build_logger
     from echofree.loop import Loop
     from echofree.optim import build_optimizer
@@ -375,8 +385,10 @@ def run_config(
         status = outcome.status
         pulse.at("end")
         pulse.warm = False  # what rank 0 still has to do may take its time
-        if outcome.status != "preempted":
-            _final_scores(loop, source, run)
+        if outcome.status != "preempted" and config.train.final_test:
+            bar = loop.bar(None, "test clips")
+            final_scores(config, strategy.bare, source, run, world, str(device), bar)
+            bar.close()
     except (RuntimeError, MemoryError) as error:
         if text := _without_memory(error, loop):
             raise OutOfMemory(text) from error
@@ -438,14 +450,6 @@ def _without_memory(error: RuntimeError | MemoryError, loop: Loop) -> str:
     if oom.is_killed_worker(error):
         return oom.describe_worker(error, loop.config, rank, step)
     return ""
-
-
-def _final_scores(loop: Loop, source: Any, run: RunDir) -> None:
-    if not loop.config.train.final_test:
-        return
-    from echofree.evaluate import final_scores
-
-    final_scores(loop, source, run)
 
 
 def _device(asked: str, world: World) -> torch.device:

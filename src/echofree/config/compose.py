@@ -218,8 +218,11 @@ def _resumed(composed: Composed, right: list[Override], composer: Composer) -> C
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
+    """The run's own part. `name` may quote Hydra's choices, so it is resolved first."""
     copy = config.copy()
     OmegaConf.set_struct(copy, False)
+    if OmegaConf.is_interpolation(copy, "name"):
+        copy.name = str(copy.name)
     copy.pop("hydra", None)
     OmegaConf.set_struct(copy, True)
     return copy

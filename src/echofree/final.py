@@ -1,0 +1,84 @@
+"""The last thing a training does: the best weights on test clips, beside the microphone and the linear filter.
+
+All ranks take part, each with its own share of the clips; rank 0 writes the files and the table.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from echofree import checkpoint
+from echofree.contracts import Clip, Dataset, DataSource
+from echofree.dist.world import World
+from echofree.progress import Progress
+from echofree.rundir import RunDir
+
+log = logging.getLogger("echofree")
+
+
+class Share:
+    """A contiguous part of a dataset: rank `rank` of `size`."""
+
+    def __init__(self, dataset: Dataset, rank: int, size: int):
+        self.dataset, self.sample_rate = dataset, dataset.sample_rate
+        total = len(dataset)
+        self.first, self.stop = total * rank // size, total * (rank + 1) // size
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+    def item(self, index: int, epoch: int) -> Clip:
+        return self.dataset.item(self.first + index, epoch)
+
+    def stretch(self, index: int) -> tuple[int, int]:
+        """The scored samples [first, stop) of a clip."""
+        inner = getattr(self.dataset, "stretch", None)
+        if inner is not None:
+            first, stop = inner(self.first + index)
+            return int(first), int(stop)
+        return 0, len(self.item(index, 0).mic)
+
+
+def final_scores(
+    config: Any, model: Any, source: DataSource, run: RunDir, world: World, device: str, bar: Progress | None = None
+) -> None:
+    """Writes evaluate/test/scores.csv and scores.json into the run directory and logs the table.
+
+    Args:
+        model: whatever the best checkpoint's weights fit; they are loaded into it.
+        bar: counts this rank's clips.
+    """
+    from echofree.config.frozen import freeze
+    from echofree.evaluate import build_metrics, build_systems, protocol, table, tell, write_scores
+    from echofree.metric import CORE
+    from echofree.score import score, summarise
+    from echofree.verb import Words
+
+    split = "test"
+    dataset = source.split(split)
+    if dataset is None or len(dataset) == 0:
+        log.info("no final scores: the data has no %s clips", split)
+        return
+    folder = world.from_first(str(checkpoint.find(run.folder)) if world.is_first else "")
+    model.load_state_dict(checkpoint.weights(Path(folder)))
+    model.eval()
+    rate_hz, names = int(model.sample_rate), list(CORE)
+    metrics = build_metrics(names, rate_hz, "whole")
+    systems = build_systems("model", model, ["mic", "linear"], rate_hz, device)
+    mine = score(systems, Share(dataset, world.rank, world.size), metrics, done=bar.update if bar else lambda n: None)
+    rows = [row for part in world.gather(mine) for row in part]
+    if not world.is_first:
+        return
+    summary = summarise(rows, names)
+    words = Words({"split": split, "aecmos_cut": "whole", "checkpoint": folder}, [])
+    about = protocol(words, freeze(config), source, metrics, rate_hz, len(dataset), hasattr(dataset, "stretch"))
+    out = run.folder / "evaluate" / split
+    out.mkdir(parents=True, exist_ok=True)
+    write_scores(out, rows, summary, about, names)
+    log.info("test clips, the weights of %s:", os.path.basename(folder))
+    for line in table(summary, names).splitlines():
+        log.info("%s", line)
+    tell(rows, summary, out)
