@@ -133,8 +133,8 @@ class SceneMaker:
         rate, num_samples = self.sample_rate, len(far)
         played = _at_peak(far, 0.0)
         if r.playback_agc:
-            played = played * device.gain_control(played, rate, rng.uniform(-30.0, -15.0), 12.0, 0.02, 0.3)
-            played = _at_peak(played, 0.0)
+            gain = device.gain_control(played, rate, rng.uniform(-30.0, -15.0), 12.0, 0.03, rng.uniform(0.3, 2.0))
+            played = _at_peak(played * gain ** np.float32(rng.uniform(0.3, 0.8)), 0.0)  # a ratio of 1.4 to 5
         if r.distortion:
             played = device.distort(rng, played, r.distortion, rate)
         if r.drift_ppm:
