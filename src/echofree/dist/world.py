@@ -187,21 +187,30 @@ def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
     mine = os.environ.get(JOB_ID) or os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if world.is_first:
         store.set("job", mine)
-    store.set(f"here/{world.rank}", socket.gethostname())
     try:
         theirs = store.get("job").decode()
-        store.wait([f"here/{rank}" for rank in range(world.size)])
+        # only now: rank 0, whose process holds the store, may leave as soon as it has read this
+        store.set(f"here/{world.rank}", mine)
+        if theirs == mine:
+            store.wait([f"here/{rank}" for rank in range(world.size)])
+            ids = [store.get(f"here/{rank}").decode() for rank in range(world.size)]
     except Exception as error:
         away = [str(rank) for rank in range(world.size) if not store.check([f"here/{rank}"])]
         raise EchoFreeError(
             f"rank {world.rank} on {socket.gethostname()} has waited dist.start_timeout_s={start_timeout_s:g} s for "
-            f"rank(s) {', '.join(away)} of {world.size}, which never came: see their logs, and whether they were started"
+            f"rank(s) {', '.join(away)} of {world.size}, which never came: were they started, and what do their logs say?"
         ) from error
     if theirs != mine:
         raise EchoFreeError(
             f"rank {world.rank} of job {mine!r} met rank 0 of job {theirs!r} at {os.environ.get('MASTER_ADDR')}:"
             f"{os.environ.get('MASTER_PORT')}: two jobs share one port. Give each torchrun its own --rdzv-endpoint or "
             f"--standalone"
+        )
+    strangers = [f"rank {rank} of job {job!r}" for rank, job in enumerate(ids) if job != mine]
+    if strangers:
+        raise EchoFreeError(
+            f"rank {world.rank} of job {mine!r} met {', '.join(strangers)}: two jobs share one port. Give each "
+            "torchrun its own --rdzv-endpoint or --standalone"
         )
     if store.add("joined", 1) > world.size:
         raise EchoFreeError(f"more than {world.size} ranks joined job {mine!r}: a second start uses the same port")
