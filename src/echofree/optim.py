@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from echofree.config.schema import OptimConfig, OptimKind, ScheduleKind
 
@@ -110,8 +110,3 @@ class Ema:
         self.count = int(state["count"])
         for name, value in state["shadow"].items():
             self.shadow[name].copy_(value)
-
-
-def weights_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Euclidean norm of all weights; tells whether they move."""
-    return nn.utils.get_total_norm([p.detach() for p in parameters])
