@@ -43,7 +43,9 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy over the sources."""
     install(session, "-e", EVERYTHING)
-    session.run("mypy")
+    session.run(
+        "mypy", *[folder for folder in ("src/echofree", "src/hydra_plugins") if any(Path(folder).rglob("*.py"))]
+    )
 
 
 @nox.session
