@@ -27,6 +27,7 @@ from echofree import __version__, checkpoint
 from echofree.config.schema import Mode, Nonfinite
 from echofree.contracts import Batch, Dataset, Logger, Task
 from echofree.data.loader import Plan, TrainLoader, board, eval_batches, eval_loader
+from echofree.dist.straggler import Stragglers
 from echofree.dist.strategy import Amp
 from echofree.dist.watchdog import Pulse
 from echofree.dist.world import World
@@ -76,6 +77,7 @@ class Window:
         self.finite: list[Tensor] = []
         self.names: list[tuple[int, list[str]]] = []
         self.paused_s = 0.0
+        self.agree_s = 0.0  # waiting for the other ranks before a step
 
     def add(
         self, step: int, loss: Tensor, parts: dict[str, Tensor], weight: float, finite: Tensor, batches: list[Batch]
@@ -135,6 +137,7 @@ class Loop:
         decay = config.train.ema_decay
         self.ema = Ema(strategy.bare, decay) if decay else None
         self.rank_log = rank_log
+        self.stragglers = Stragglers(world.hosts)
         self.progress = self.bar(self.total_steps, "train")
 
     @property
@@ -174,7 +177,9 @@ class Loop:
                 batches = self._next(loader)
                 weight = math.fsum(self.task.weight(batch) for batch in batches)
                 self.pulse.at("agree")
+                began = time.perf_counter()
                 total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted())])
+                self.window.agree_s += time.perf_counter() - began
                 if stops:
                     self._flush_window()
                     self.save()
@@ -297,7 +302,7 @@ class Loop:
         sums += [float(torch.where(keep, torch.stack([p[n] for p in window.parts]), 0).sum()) for n in names]
         sums = [s / self.replicas for s in sums]
         wall = time.perf_counter() - window.start - window.paused_s
-        totals = self.world.sum([*sums, window.wait_s, wall])
+        totals, told = self._sum_and_tell([*sums, window.wait_s, wall], window, wall / len(finite))
         weight = math.fsum(w for w, ok in zip(window.weight, finite.tolist(), strict=True) if ok)
         bad = len(finite) - int(finite.sum())
         state.skipped += bad
@@ -320,10 +325,23 @@ class Loop:
         if self.amp.scaler.is_enabled():
             record["loss_scale"] = self.amp.scaler.get_scale()
         self._write(record)
+        for text in self.stragglers.compare(told, wall / len(finite)) if told else []:
+            log.warning("%s", text)
         if bad:
             self._not_finite(window, finite, local.isfinite().cpu())
         if weight:
             self._help(loss)
+
+    def _sum_and_tell(self, sums: list[float], window: Window, step_s: float) -> tuple[list[float], list[float]]:
+        """The sums over all ranks, and each rank's own time; no numbers of the latter where they can't be told."""
+        clock = getattr(self.strategy, "clock", None)  # a strategy that exchanges all the time has none
+        if clock is None:
+            return self.world.sum(sums), []
+        steps = len(window.finite)
+        own_s = max(0.0, step_s - (window.agree_s + clock.take_s()) / steps)
+        slots = self.stragglers.slots(self.world.rank, own_s, window.wait_s / steps)
+        totals = self.world.sum([*sums, *slots])
+        return totals[: len(sums)], totals[len(sums) :]
 
     def _write(self, record: dict[str, Any]) -> None:
         self.run.write_metrics(record)

@@ -18,6 +18,7 @@ from echofree.config.schema import DistConfig, StrategyKind, SyncBatchNorm
 from echofree.contracts import Batch, State, Strategy, Task
 from echofree.dist.batchnorm import SyncBatchNorm as Synchronised
 from echofree.dist.batchnorm import has_batchnorm, synchronise
+from echofree.dist.straggler import GradientClock
 from echofree.dist.world import World
 from echofree.errors import ConfigError
 
@@ -114,6 +115,7 @@ class Ddp:
             forward_sync_buffers=bool(self._apart),
         )
         self.model: nn.Module = self._ddp
+        self.clock = GradientClock(self.parameters, device)
 
     def settle(self) -> None:
         """Before an evaluation, on every rank: rank 0's running statistics for all. DDP copies them at the start of a
@@ -125,7 +127,9 @@ class Ddp:
         return nullcontext() if last else self._ddp.no_sync()
 
     def run(self, task: Task, batches: Sequence[Batch], total_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        return _run(self, self.amp, task, batches, self.data_size / total_weight)
+        result = _run(self, self.amp, task, batches, self.data_size / total_weight)
+        self.clock.stop()
+        return result
 
     def clip(self, max_norm: float | None) -> Tensor:
         return _clip(self.parameters, max_norm)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from echofree.data.worker import WorkerBoard
@@ -153,6 +154,21 @@ def _loader(board: WorkerBoard | None) -> list[dict[str, Any]]:
     return found
 
 
+def last_dump(log_file: Path) -> str:
+    """Where a rank stood that kept the interpreter lock, from what faulthandler's timer left in its log; "" if nothing.
+
+    The timer dumps every thread; the one of the training is the one that isn't ours.
+    """
+    if not log_file.exists():
+        return ""
+    dump = log_file.read_text(encoding="utf-8", errors="replace").rpartition("Timeout (")[2]
+    for thread in dump.split("Thread 0x")[1:]:
+        lines = _from_faulthandler("Current thread" + thread)
+        if any("train.py" in line and " in work" in line for line in lines):
+            return where(lines)
+    return ""
+
+
 def _from_faulthandler(text: str) -> list[str]:
     """Its lines of the current thread in the form that `threads` gives."""
     found = []
@@ -235,11 +251,9 @@ def _late(reports: Sequence[Report]) -> list[int]:
 
 def _stands(item: Report, guilty: bool, culprits: Sequence[int], reports: Sequence[Report]) -> list[str]:
     verb = "stands" if guilty or not culprits else "waits"
-    lines = [
-        f"  rank {item['rank']} on {item['host']} (process {item['pid']}) {verb} in {item['phase']!r} of step "
-        f"{item['step'] + 1}, epoch {item['epoch']}, since {item['since']}:",
-        f"    {item['where']}",
-    ]
+    who = f"rank {item['rank']} on {item['host']} (process {item['pid']})"
+    place = f"{item['phase']!r} of step {item['step'] + 1}, epoch {item['epoch']}"
+    lines = [f"  {who} {verb} in {place}, since {item['since']}:", f"    {item['where']}"]
     for wait in item["pending"]:
         entered = {r["rank"]: r["collectives"].get(wait["group"], [-1])[0] for r in reports if r is not item}
         behind = [f"rank {rank} has entered {n}" for rank, n in sorted(entered.items()) if n < wait["number"]]

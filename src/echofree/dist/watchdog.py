@@ -196,7 +196,7 @@ class Watchdog:
             self._seen, self._still_s = self.pulse.since, min(now - self.pulse.since, passed)
         else:
             self._still_s += passed
-        if now - self._armed > self.limit_s / 10:
+        if now - self._armed > self.timeout_s / 10:
             # C code that keeps the interpreter lock stops this thread too; faulthandler's timer doesn't need the lock
             faulthandler.dump_traceback_later(0.8 * self.limit_s, file=self._file)
             self._armed = now
@@ -291,7 +291,10 @@ class Watchdog:
             return self._compose(list(reports.values()), self._silent(reports), limit)
         except Unreachable:
             where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-            cut = f"can't be reached from {mine['host']}: the meeting point {where} doesn't answer (network cut, or its machine is gone)"
+            cut = (
+                f"can't be reached from {mine['host']}: the meeting point {where} doesn't answer (network cut, or its "
+                "machine is gone)"
+            )
             return self._compose([mine], {r: cut for r in range(world.size) if r != world.rank}, limit)
 
     def _collect(self) -> dict[int, verdict.Report]:
@@ -312,15 +315,14 @@ class Watchdog:
             host, pid = self.world.hosts[rank], self.world.pids[rank]
             text, changed = self._beats.get(rank, ("", time.monotonic()))
             last = json.loads(text) if text else None
-            at = f", last seen in {last['phase']!r} of step {last['step'] + 1}" if last else ""
+            at = f", its last heartbeat came from {last['phase']!r} of step {last['step'] + 1}" if last else ""
             ago = f" and has been silent for {time.monotonic() - changed:.0f} s"
             if rank in self.gone():
                 found[rank] = f"on {host} (process {pid}) is gone without a word{at}"
             elif self._can_see and host == self.world.hosts[self.world.rank]:
-                found[rank] = (
-                    f"on {host} (process {pid}) lives{ago}{at}: it was stopped (kill -STOP), or native code keeps the "
-                    f"interpreter lock (then its stack is in logs/rank{rank}.log)"
-                )
+                dump = verdict.last_dump(self.run.folder / "logs" / f"rank{rank}.log")
+                why = f"native code keeps the interpreter lock:\n    {dump}" if dump else "it was stopped (kill -STOP?)"
+                found[rank] = f"on {host} (process {pid}) lives{ago}{at}: {why}"
             else:
                 found[rank] = f"on {host} doesn't answer{ago}{at}: its network is cut, or its machine is gone"
         return found

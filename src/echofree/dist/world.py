@@ -198,7 +198,7 @@ def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
         away = [str(rank) for rank in range(world.size) if not store.check([f"here/{rank}"])]
         raise EchoFreeError(
             f"rank {world.rank} on {socket.gethostname()} has waited dist.start_timeout_s={start_timeout_s:g} s for "
-            f"rank(s) {', '.join(away)} of {world.size}, which never came: were they started, and what do their logs say?"
+            f"rank(s) {', '.join(away)} of {world.size}, which never came: what do their logs say?"
         ) from error
     if theirs != mine:
         raise EchoFreeError(
