@@ -103,11 +103,12 @@ def check_paths(mic: Path, far: Path | None, out: Path) -> None:
         if out.exists() and path.exists() and out.samefile(path):
             problems.append(f"out={out} is the same file as {key}: give another name, the input would be lost")
     try:
-        audio.writable_subtype(out, "PCM_16")
+        if out.is_dir():
+            problems.append(f"out={out} is a directory. Give a file name, such as out={out / 'clean.wav'}")
+        else:
+            audio.writable_subtype(out, "PCM_16")
         if not out.absolute().parent.is_dir():
             problems.append(f"out={out}: the directory {out.parent} doesn't exist. Type: mkdir -p {out.parent}")
-        elif out.is_dir():
-            problems.append(f"out={out} is a directory. Give a file name, such as out={out / 'clean.wav'}")
     except DataError as error:
         problems.append(f"out={error}")
     if problems:

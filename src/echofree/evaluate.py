@@ -85,7 +85,7 @@ def run(words: Words) -> None:
     total = len(dataset) if limit is None else min(limit, len(dataset))
     with Progress(total, "evaluate, clips", words["progress"]) as bar:
         writer = None if folder is None else AudioWriter(folder, rate_hz)
-        rows = score(systems, dataset, metrics, limit, lambda n: bar.update(n), writer)
+        rows = score(systems, dataset, metrics, limit, "target" in words.names("baselines"), bar.update, writer)
     summary = summarise(rows, names)
     about = protocol(words, config, source, metrics, rate_hz, total, hasattr(dataset, "stretch"))
     write_scores(out, rows, summary, about, names)
@@ -130,12 +130,13 @@ def load(words: Words) -> tuple[str, Any, Mapping[str, Any]]:
         config = dict(freeze(frozen))
         if data_words:
             config["data"] = data_config(data_words, frozen)
-        return str(config["model"]["_target_"]).rpartition(".")[2].lower(), model, config
+        name = str(config["name"])
+        return f"model {name}" if name in BASELINES else name, model, config
     if words.given("system") not in (None, "mic"):
         raise ConfigError(f"system={words['system']}: give mic, or checkpoint=<run dir>, or model=linear")
     if not model_words and words.given("system") is None:
         raise ConfigError("nothing to score: give checkpoint=<run dir>, or model=linear, or system=mic")
-    config = dict(freeze(composed(words.passed)))
+    config = dict(freeze(composed([*words.passed, *everything(data_words)])))
     if not model_words:
         return "mic", None, config
     from echofree.config.build import build_model
@@ -151,7 +152,7 @@ def data_config(data_words: Sequence[str], frozen: Any) -> Any:
     from echofree.config.frozen import freeze
 
     if any(word.startswith("data=") for word in data_words):
-        return freeze(composed(data_words))["data"]
+        return freeze(composed([*data_words, *everything(data_words)]))["data"]
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -160,6 +161,14 @@ def data_config(data_words: Sequence[str], frozen: Any) -> Any:
         return freeze({str(key): value for key, value in merged.items()})["data"]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(data_words)}: {str(error).splitlines()[0]}") from error
+
+
+def everything(data_words: Sequence[str]) -> list[str]:
+    """A folder named for an evaluation is scored whole, unless the words say how to share it out."""
+    if "data=folder" not in data_words or any("_fraction=" in word for word in data_words):
+        return []
+    print("data=folder: all of its recordings are scored (data.test_fraction=1)", file=sys.stderr)
+    return ["data.test_fraction=1", "data.valid_fraction=0"]
 
 
 def load_data(words: Words, config: Mapping[str, Any], rate_hz: int) -> tuple[Any, Dataset]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echofree.contracts import Clip, Dataset
+from echofree.contracts import Clip, Dataset, Scenario
 from echofree.data.collate import collate
 from echofree.metric import ClipMetric
 
@@ -40,6 +40,7 @@ def score(
     dataset: Dataset,
     metrics: Sequence[ClipMetric],
     limit: int | None = None,
+    target: bool = False,
     done: Callable[[int], None] = lambda n: None,
     heard: Callable[[str, Clip, np.ndarray], None] | None = None,
 ) -> list[Row]:
@@ -51,6 +52,7 @@ def score(
             clip is scored, otherwise all of it.
         metrics: see `echofree.metric`.
         limit: the first clips only.
+        target: adds a system of that name whose output is the clip's own near end, where it has one: the ceiling.
         done: called with the number of clips just finished.
         heard: called with (system, clip, estimate [T]), for example to write files.
 
@@ -63,13 +65,18 @@ def score(
     rows: list[Row] = []
     for clips, failures in _batches(dataset, count):
         rows += [_failed(system, f"clip {i}", reason, metrics) for i, reason in failures for system in systems]
-        for system, run in systems.items():
-            for (index, clip), est, rtf, problem in _process(run, clips, dataset.sample_rate):
-                if est is not None and heard is not None:
-                    heard(system, clip, est)
-                first, stop = (0, len(clip.mic)) if stretch is None else stretch(index)
-                row = _score(clip, est, first, stop, metrics, dataset.sample_rate, problem)
-                rows.append({**row, "system": system, "rtf": rtf})
+        outputs = [
+            (name, found) for name, run in systems.items() for found in _process(run, clips, dataset.sample_rate)
+        ]
+        if target:
+            known = [(i, c) for i, c in clips if c.near is not None and c.scenario != Scenario.FAR_END]
+            outputs += [("target", ((i, c), c.near, None, "")) for i, c in known]
+        for system, ((index, clip), est, rtf, problem) in outputs:
+            if est is not None and heard is not None:
+                heard(system, clip, est)
+            first, stop = (0, len(clip.mic)) if stretch is None else stretch(index)
+            row = _score(clip, est, first, stop, metrics, dataset.sample_rate, problem)
+            rows.append({**row, "system": system, "rtf": rtf})
         done(len(clips) + len(failures))
     return rows
 

@@ -4,6 +4,9 @@ Rules that hold for all of them: padding and fillers never count; a clip on whic
 scenario, no target) has weight 0; an output that is missing, silent or not finite is *invalid*: NaN with weight 1,
 never a good score, and the reason is kept in `failures`; no clip can stop the others from being scored.
 
+scipy.signal is imported where it's used: it takes about as long as half of torch, and a training needs no metric before
+its first evaluation.
+
 Legend: B batch, T samples, L frames.
 """
 
@@ -15,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import solve_toeplitz
-from scipy.signal import butter, correlate, fftconvolve, sosfilt
 from torch import Tensor
 
 from echofree.contracts import Batch, Scenario
@@ -127,6 +128,13 @@ def power(x: np.ndarray) -> float:
     return float(np.mean(x**2)) if len(x) else 0.0
 
 
+def high_pass(x: np.ndarray, rate_hz: int) -> np.ndarray:
+    """[T] -> [T] above 100 Hz, second order."""
+    from scipy.signal import butter, sosfilt
+
+    return np.asarray(sosfilt(butter(2, 100, "highpass", fs=rate_hz, output="sos"), x))
+
+
 def frames(x: np.ndarray) -> np.ndarray:
     """[T] -> [L] energies of whole frames of 320 samples (20 ms at 16 kHz)."""
     count = len(x) // FRAME_SAMPLES
@@ -157,6 +165,9 @@ def si_sdr(est: np.ndarray, near: np.ndarray) -> float:
 
 def sdr(est: np.ndarray, near: np.ndarray, taps: int = 512, back: int = 128) -> float:
     """SDR in dB that forgives any fixed filter of `taps` taps, `back` of them acausal: a high-pass is no error."""
+    from scipy.linalg import solve_toeplitz
+    from scipy.signal import fftconvolve
+
     near, est = np.append(near, np.zeros(back)), np.append(np.zeros(back), est)
     size = 1 << (2 * len(near)).bit_length()
     near_f, est_f = np.fft.rfft(near, size), np.fft.rfft(est, size)
@@ -171,8 +182,8 @@ def erle(mic: np.ndarray, est: np.ndarray, far: np.ndarray, rate_hz: int, start_
     which the far end was active within the last 0.3 s. At most 60 dB; None with less than 0.5 s of such frames."""
     size = round(0.01 * rate_hz)
     count = len(mic) // size
-    high = butter(2, 100, "highpass", fs=rate_hz, output="sos")
-    mic_e, est_e = (np.square(sosfilt(high, x)[: count * size].reshape(count, size)).sum(1) for x in (mic, est))
+    mic_h, est_h = (high_pass(x, rate_hz)[: count * size].reshape(count, size) for x in (mic, est))
+    mic_e, est_e = np.square(mic_h).sum(1), np.square(est_h).sum(1)
     far_e = np.square(far[: count * size].reshape(count, size)).mean(1)
     active = far_e > max(far_e.max(initial=0.0) * 1e-4, QUIET_POWER)
     active = np.convolve(active, np.ones(30))[:count] > 0
@@ -184,6 +195,8 @@ def erle(mic: np.ndarray, est: np.ndarray, far: np.ndarray, rate_hz: int, start_
 
 def lag_samples(est: np.ndarray, near: np.ndarray, most: int) -> int:
     """Samples by which est lags near (negative: leads), the largest cross-correlation within +-`most`."""
+    from scipy.signal import correlate
+
     most = min(most, len(near) - 1)
     cross = correlate(est, near, mode="full", method="fft")[len(near) - 1 - most : len(near) + most]
     return int(np.argmax(np.abs(cross))) - most
@@ -240,8 +253,7 @@ def clip_near_gain(view: View, rate_hz: int) -> float | None:
     """
     near, est = reference(view), view.est
     if near is not None and view.near is None:
-        high = butter(2, 100, "highpass", fs=rate_hz, output="sos")
-        near, est = sosfilt(high, near), sosfilt(high, est)
+        near, est = high_pass(near, rate_hz), high_pass(est, rate_hz)
     if near is None or not (active := active_frames(near)).any():
         return None
     return _ratio_db(frames(est)[active].sum(), frames(near)[active].sum())
