@@ -213,12 +213,21 @@ class Strategy(Protocol):
 
     Attributes:
         data_rank, data_size: which share of the data this rank reads.
-        model: the module to call (wrapped or not).
+        model: the module to call in training (wrapped or not).
+        bare: the module to call in evaluation, without any wrapper around it.
+        parameters: what the optimizer trains, as it sees it.
+        buffers: what a forward pass changes beside the gradients; put back when a step is left out.
     """
 
     data_rank: int
     data_size: int
     model: torch.nn.Module
+    bare: torch.nn.Module
+    parameters: list[torch.nn.Parameter]
+    buffers: list[Tensor]
+
+    def settle(self) -> None:
+        """Before an evaluation: makes equal what may differ between ranks."""
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         """Around one micro-batch: gradients are exchanged only when `last`."""
