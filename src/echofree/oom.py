@@ -23,7 +23,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_killed_worker(error: BaseException) -> bool:
     """A loader worker that the kernel ended, nearly always for want of memory."""
-    return isinstance(error, RuntimeError) and "DataLoader worker" in str(error) and "killed by signal" in str(error)
+    text = str(error)
+    return (
+        isinstance(error, RuntimeError)
+        and "DataLoader worker" in text
+        and ("signal: Killed" in text or "signal: Bus" in text)
+    )
 
 
 def describe(

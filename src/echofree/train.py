@@ -396,7 +396,8 @@ def run_config(
     finally:
         if logger is not None:
             logger.finish(status)
-        stop.restore()
+        if world.source == "alone":  # a rank is asked to leave again and again, also while it says why it failed
+            stop.restore()
     run.note(status=outcome.status, end=time.time(), best=loop.state.best, steps=loop.state.step)
     if world.is_first:
         log.info("%s: %s. Run directory: %s", outcome.status, outcome.why, os.path.relpath(run.folder))

@@ -10,6 +10,7 @@ import faulthandler
 import mmap
 import os
 import signal
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -60,8 +61,9 @@ class WorkerBoard:
             self._rows[PID] = self._parent
 
     def start(self, worker: int) -> None:
-        """In a worker, first thing: it dies with its rank, and can be asked for its stack."""
+        """In a worker, first thing: it dies with its rank, not by signals, and can be asked for its stack."""
         die_with(self._parent)
+        _leave_signals_to(self._parent)
         faulthandler.register(STACK_SIGNAL, file=self._stacks[worker], all_threads=True)
         self._rows[worker * FIELDS + INDEX] = IDLE
         self._rows[worker * FIELDS + PID] = os.getpid()
@@ -105,6 +107,21 @@ class WorkerBoard:
 
     def __str__(self) -> str:
         return "; ".join(str(making) for making in self.read()) or "no loader worker has started"
+
+
+def _leave_signals_to(parent: int) -> None:
+    """Who stops a run (a scheduler, a launcher, Ctrl-C) signals all of its processes. A worker that died of it would
+    turn the rank's orderly end into an error; so only the rank's own TERM, its way to end a worker, counts."""
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    threading.Thread(target=_obey, args=[parent], daemon=True, name="signals").start()
+
+
+def _obey(parent: int) -> None:
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        continue
+    os._exit(0)
 
 
 def _close(files: list[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -84,6 +84,12 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(group=self.control)
+
+    def twin(self, name: str) -> World:
+        """The same ranks over a group of their own, for the exchanges of a thread. Every rank calls it in turn."""
+        if self.size == 1:
+            return self
+        return replace(self, control=dist.new_group(backend="gloo", timeout=timedelta(days=1), group_desc=name))
 
     def gone(self) -> list[int]:
         """Ranks on this machine whose process has ended."""

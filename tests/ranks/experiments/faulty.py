@@ -58,7 +58,7 @@ class FaultyModel(nn.Module):
             return False
         path = Path(self.mark)
         there = path.exists()
-        path.touch()
+        path.touch()  # its time is that of the failure
         return there
 
     def do_none(self) -> None:

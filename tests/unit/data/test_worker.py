@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -93,3 +94,23 @@ def test_workers_die_with_their_rank() -> None:
     assert until(lambda: not any(exists(w) for w in workers), 5.0)
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.ranks
+def test_a_signal_to_all_processes_of_a_run_is_for_the_rank_alone() -> None:
+    """A scheduler's TERM must not kill the workers under a rank that wants to save; the rank's own ends them."""
+    made = loader(ToyData(8), 2)
+    made.next_step(0)
+    workers = [m.pid for m in made.board.read()]
+    assert until(lambda: len([m for m in made.board.read() if m.pid]) == 2)
+    stranger = subprocess.Popen(["kill", "-TERM", *map(str, workers)])
+    assert stranger.wait() == 0
+    for pid in workers:
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, number)
+    for step in range(1, 4):
+        made.next_step(step)  # would raise if a worker had died
+    assert all(exists(pid) for pid in workers)
+    os.kill(workers[0], signal.SIGTERM)
+    assert until(lambda: not exists(workers[0]), 5.0)
+    made.close()
