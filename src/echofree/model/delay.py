@@ -3,7 +3,7 @@
 GCC-PHAT (Knapp & Carter 1976) on signals decimated to 4 kHz: every `period` hops the last half second of the microphone
 is correlated with the last 1.6 s of the far end, and the whitened cross-spectra are averaged recursively while both
 are active. A lag counts as found when it was the same in `NUM_AGREE` updates in a row and its peak stands out of the
-rms over all lags. The slope of the lags found over 8 s is the clock drift.
+rms over all lags. The slope on which the lags of the last 16 s lie is the clock drift.
 
 Legend: B batch, M hop, N far window (low rate), U hops between updates.
 """
@@ -26,8 +26,9 @@ BAND_HZ = (300.0, 1800.0)
 TAPS = 32
 NUM_AGREE = 3  # updates in a row with the same lag
 TOLERANCE = 6.0  # low-rate samples (1.5 ms) within which two lags are the same
-MIN_CONFIDENCE = 7.0
-HISTORY = 32  # lags kept for the drift, 8 s
+MIN_CONFIDENCE = 7.0  # for a lag to count
+HISTORY = 64  # lags kept for the drift, 16 s
+MIN_LAGS = 20
 MAX_DRIFT_PPM = 30.0
 
 
@@ -74,8 +75,10 @@ class DelayEstimator(nn.Module):
             "candidate": zeros(batch, 1),
             "agree": zeros(batch, 1),  # updates in a row that gave the candidate
             "found": zeros(batch, 1),  # 1 once a lag was found
-            "lags": zeros(batch, HISTORY),
-            "lags_valid": zeros(batch, HISTORY),
+            "ticks": zeros(batch, 1),  # updates so far
+            "lags": zeros(batch, HISTORY),  # the newest trustworthy lags, newest last
+            "lag_ticks": zeros(batch, HISTORY),  # and when they were seen
+            "num_lags": zeros(batch, 1),
         }
 
     def observe(self, pair: Tensor, slot: Tensor, state: State) -> None:
@@ -139,31 +142,41 @@ class DelayEstimator(nn.Module):
         state["found"].copy_(torch.where(sure, torch.ones_like(lag), state["found"]))
         state["confidence"].copy_(torch.where(active, confidence, state["confidence"]))
 
-        lags = torch.cat([state["lags"][:, 1:], lag], dim=-1)
-        valid = torch.cat([state["lags_valid"][:, 1:], sure.to(lag.dtype)], dim=-1)
-        jumped = sure & ((lags - lag).abs() > 40.0)  # 10 ms: no drift
-        valid = torch.where(jumped, torch.zeros_like(valid), valid)
-        state["lags"].copy_(torch.where(due, lags, state["lags"]))
-        state["lags_valid"].copy_(torch.where(due, valid, state["lags_valid"]))
+        state["ticks"].add_(due.to(lag.dtype))
+        for name, value in (("lags", lag), ("lag_ticks", state["ticks"])):
+            state[name].copy_(torch.where(good, torch.cat([state[name][:, 1:], value], dim=-1), state[name]))
+        state["num_lags"].add_(good.to(lag.dtype)).clamp_(max=HISTORY)
 
     def delay_samples(self, state: State) -> Tensor:
         """[B] samples at the full rate by which the microphone lags the far end; 0 until found."""
         return (state["lag"] * state["found"])[:, 0] * self.factor
 
     def drift_ppm(self, state: State) -> Tensor:
-        """[B] clock drift, parts per million, positive when the microphone falls behind; 0 where it can't be told
-        (few lags, or lags that don't lie on a line)."""
-        lags, valid = state["lags"], state["lags_valid"]
-        time = torch.arange(HISTORY, dtype=lags.dtype, device=lags.device)
-        count = valid.sum(-1, keepdim=True).clamp(min=1)
-        t = (time - (valid * time).sum(-1, keepdim=True) / count) * valid
-        y = (lags - (valid * lags).sum(-1, keepdim=True) / count) * valid
-        slope = (t * y).sum(-1, keepdim=True) / t.square().sum(-1, keepdim=True).clamp(min=1e-9)
-        residual = ((y - slope * t).square().sum(-1, keepdim=True) / count).sqrt()
-        # a jump between two reflections has a slope too, but lies at 0.17 of its span off the line
-        straight = (count >= 0.6 * HISTORY) & (residual < 0.1 * (slope * HISTORY).abs())
-        ppm = slope / (self.period * self.low_hop) * 1e6
-        return torch.where(straight, ppm, torch.zeros_like(ppm))[:, 0]
+        """[B] clock drift in parts per million, positive when the microphone falls behind; 0 where none can be told.
+
+        Lags jump between reflections, so no line is fitted: every pair of lags votes for the slopes that explain it.
+        The slope with the most votes (seconds between the two lags) counts if it clearly beats standing still.
+        """
+        lags, ticks = state["lags"], state["lag_ticks"] * (self.period * self.low_hop)  # both in low-rate samples
+        known = torch.arange(HISTORY, device=lags.device) >= HISTORY - state["num_lags"]  # [B, 64]
+        rise = lags.unsqueeze(2) - lags.unsqueeze(1)  # [B, 64, 64]
+        run = ticks.unsqueeze(2) - ticks.unsqueeze(1)
+        usable = known.unsqueeze(2) & known.unsqueeze(1) & (run >= LOW_RATE_HZ)
+        weight = run * usable
+        slopes = torch.arange(-1000, 1001, 20, device=lags.device) * 1e-6
+        votes = torch.stack([_votes(rise, run, weight, slope).sum((1, 2)) for slope in slopes], dim=1)  # [B, slopes]
+        best = votes.max(-1)
+        inliers = _votes(rise, run, weight, slopes[best.indices].view(-1, 1, 1))
+        slope = (inliers * rise).sum((1, 2)) / (inliers * run).sum((1, 2)).clamp(min=1.0)
+        still = votes[:, len(slopes) // 2]
+        told = (state["num_lags"][:, 0] >= MIN_LAGS) & (best.values > 5 * still)
+        told &= best.values > 0.08 * weight.sum((1, 2))
+        return torch.where(told, slope * 1e6, torch.zeros_like(slope))
+
+
+def _votes(rise: Tensor, run: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
+    """The weight of the pairs of lags that lie on a line of this slope to a fifth of a millisecond."""
+    return weight * ((rise - slope * run).abs() < 0.8)
 
 
 def _steady(far: Tensor) -> Tensor:

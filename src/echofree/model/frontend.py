@@ -22,7 +22,7 @@ from echofree.contracts import State
 from echofree.dsp import BlockIir, dc_blocker, frequency_response, high_pass
 from echofree.errors import ConfigError
 from echofree.model.adaptive import STATES, TINY, KalmanFilter
-from echofree.model.delay import LOW_RATE_HZ, MAX_DRIFT_PPM, MIN_CONFIDENCE, NUM_AGREE, DelayEstimator
+from echofree.model.delay import LOW_RATE_HZ, MAX_DRIFT_PPM, NUM_AGREE, DelayEstimator
 
 OUTPUTS = ("mic", "far", "mic_hp", "far_hp", "echo", "error")
 CPU_BATCH = 32  # clips at once on a CPU: what one hop touches then fits into a core's cache
@@ -38,11 +38,13 @@ LEVEL_S = 0.25  # time constant of the levels
 HEADROOM_S = 0.006  # the direct path is placed this far inside the filter, or up to a hop further
 LATEST_S = 0.064  # a direct path inside the filter up to here needs no new alignment
 START_S = 1.0  # of active far end, during which the start variance follows the level
+NEGATIVE_UPDATES = 8  # 2 s
 CLIP_RATE = 0.02  # of the share of clipped hops, per hop
 JUDGE_S = 3.0  # of active far end before one that never explained anything is called unexplained
 WORSE_DB = 6.0  # an error louder than the microphone by this much is no estimate, unless the far end was recognised
 QUICK_S = 0.1  # time constant with which the echo estimate is faded in and out
 PATIENCE_S = 10.0  # the same for one that did
+SURE_CONFIDENCE = 10.0  # of the delay, by which alone a far end counts as heard
 MIN_GAIN_DB = 1.0  # smoothed echo reduction below which the far end explains nothing
 
 
@@ -126,8 +128,7 @@ class FrontEnd(nn.Module):
             "explained": zeros(batch, 1),  # 1 once it has
             "doubtful": zeros(batch, 1),  # active hops spent unexplained, capped
             "trust": zeros(batch, 1) + 1,  # the share of the echo estimate that is used
-            "drift": zeros(batch, 1),  # the largest drift seen, ppm
-            "negative": zeros(batch, 1),  # 1 once the microphone was found ahead
+            "negative": zeros(batch, 1),  # updates in a row that found the microphone ahead
         }
         return {
             **state,
@@ -183,17 +184,18 @@ class FrontEnd(nn.Module):
 
     def flags(self, state: State) -> dict[str, Tensor]:
         """What a person should know about the streams so far, each [B]: "delay_samples" (0 until found),
-        "delay_confidence" (peak / rms), "drift_ppm" (largest seen, signed), and bools: "drift" (beyond 30 ppm),
+        "delay_confidence" (peak / rms), "drift_ppm" (over the last 16 s), and bools: "drift" (beyond 30 ppm),
         "negative_delay" (the microphone is ahead of the far end, which no causal filter can mend), "unexplained" (for
         most of the time in which the far end was active it explained nothing of the microphone), "saturated" (the
         microphone clips)."""
         delay = {k[6:]: v for k, v in state.items() if k.startswith("delay.")}
+        drift = self.delay.drift_ppm(delay)
         return {
             "delay_samples": self.delay.delay_samples(delay),
             "delay_confidence": delay["confidence"][:, 0],
-            "drift_ppm": state["drift"][:, 0],
-            "drift": state["drift"][:, 0].abs() > MAX_DRIFT_PPM,
-            "negative_delay": state["negative"][:, 0] > 0,
+            "drift_ppm": drift,
+            "drift": drift.abs() > MAX_DRIFT_PPM,
+            "negative_delay": state["negative"][:, 0] >= NEGATIVE_UPDATES,
             "unexplained": (state["doubtful"] > 0.3 * state["active"])[:, 0] & (state["doubtful"][:, 0] > 0),
             "saturated": state["ever_clipped"][:, 0] > 0,
         }
@@ -246,7 +248,7 @@ class FrontEnd(nn.Module):
         }
 
     def _history(self, far: Tensor, slot: Tensor, state: State) -> Tensor:
-        """Writes n hops of the far end [B, n M] into the ring and reads what the filter sees of it, the delay taken out:
+        """Writes n hops of the far end [B, n M] into the ring and reads what the filter sees of it, delay taken out:
         complex [B, L - 1 + n, F], oldest first."""
         hop, batch = self.hop_samples, len(far)
         line = torch.cat([state["far_last"], far], dim=-1)
@@ -280,18 +282,18 @@ class FrontEnd(nn.Module):
         if shift.device.type != "cpu" or bool(shift.any()):  # elsewhere, shifting by 0 is cheaper than asking
             self.filter.shift(shift, START_VARIANCE * state["path_gain"], kalman)
         state["blocks"].copy_(blocks)
-        drift = self.delay.drift_ppm(delay).unsqueeze(1)
-        state["drift"].copy_(torch.where(drift.abs() > state["drift"].abs(), drift, state["drift"]))
-        ahead = (delay["found"] > 0) & (lag_s < -0.001)
-        state["negative"].copy_(torch.maximum(state["negative"], ahead.to(lag_s.dtype)))
+        ahead = (delay["found"] > 0) & (lag_s < -0.001) & (delay["agree"] >= NUM_AGREE)
+        negative = state["negative"]  # to be told, it has to stay so
+        negative.copy_(torch.where(ahead | (negative >= NEGATIVE_UPDATES), negative + 1, 0 * negative).clamp_(max=1e3))
 
     def _clipping(self, mic: Tensor, state: State) -> Tensor:
-        """mic [B, n, M], raw -> [B, n], 1 where a hop is clipped: 3 samples or more are as high as the highest so far."""
+        """mic [B, n, M], raw -> [B, n], 1 where a hop is clipped: 3 samples or more stand at the highest so far."""
         size = mic.abs()
         peaks = torch.maximum(size.amax(-1).cummax(-1).values, state["mic_peak"])  # [B, n]
         state["mic_peak"].copy_(peaks[:, -1:])
         level = peaks.unsqueeze(-1)
-        clipped = (((size >= 0.9999 * level) & (size > 0)).sum(-1) >= 3).to(mic.dtype)
+        swings = mic.amax(-1) - mic.amin(-1) > 0.5 * peaks  # not a constant alone
+        clipped = (((size >= (1 - 1e-5) * level).sum(-1) >= 3) & swings).to(mic.dtype)
         share = _smooth(clipped, torch.full_like(clipped, CLIP_RATE), state["clipped"])
         often = (share > 1.5 * CLIP_RATE).to(mic.dtype).amax(-1, keepdim=True)
         state["ever_clipped"].copy_(torch.maximum(state["ever_clipped"], often))
@@ -337,7 +339,7 @@ class FrontEnd(nn.Module):
         quick = _smooth(now, rates[1], state["reduction_quick"])
         age = state["active"] - adapt.sum(-1, keepdim=True) + adapt.cumsum(-1)  # [B, n]
         reduced = (slow[..., 0] > slow[..., 1] * 10 ** (MIN_GAIN_DB / 10)) & (age * self.hop_s > START_S)
-        aligned = (state["delay.confidence"] > MIN_CONFIDENCE) & (state["delay.agree"] >= NUM_AGREE)  # [B, 1]
+        aligned = (state["delay.confidence"] > SURE_CONFIDENCE) & (state["delay.agree"] >= NUM_AGREE)  # [B, 1]
         evident = (reduced | aligned).to(now.dtype)
         doubt, doubts = state["doubt"], []
         for i in range(adapt.shape[1]):
