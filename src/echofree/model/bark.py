@@ -19,6 +19,7 @@ convolutions on a CPU 3 to 6 times faster than channels first (16 clips of 4 s: 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from echofree.dsp import band_centres, band_matrices
 from echofree.errors import ConfigError
 from echofree.model.causal import Depthwise, convolve, entry, recur
 from echofree.model.chain import Chain
+from echofree.model.graph import StreamGraph, band_graph
 
 TIME_TAPS = 4  # frames seen by a convolution: this one and three before
 WIDTHS = (16, 24, 32)  # channels behind encoder 1, 2, 3
@@ -129,6 +131,10 @@ class BarkNet(nn.Module):
         gain = self.gain_floor + (1 - self.gain_floor) * gain
         est, said = self.chain.speak(self.filterbank.spread(gain) * spectra[:, self.masked], state)
         return est, {**state, **heard, **seen, **known, **said}
+
+    def graph(self) -> StreamGraph:
+        """What of it is exported; see `echofree.model.graph`."""
+        return band_graph(self, fold_norms(copy.deepcopy(self.network).cpu().eval()))
 
 
 class Filterbank(nn.Module):
@@ -267,6 +273,27 @@ class PostFilter(nn.Module):
 def normalise(norm: nn.Module, x: Tensor) -> Tensor:
     """Batch norm over the last axis of [B, L, W, C]."""
     return norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def fold_norms(network: PostFilter) -> PostFilter:
+    """The same function without batch norms: what they'd multiply and add is in the layers before them. In place."""
+    for encoder in (*network.planes, *network.encoders):
+        _fold(encoder.point, encoder, 1)
+    for decoder in network.decoders:
+        _fold(decoder.up, decoder, 2)
+    _fold(network.last.residual, network.last, 1)
+    return network
+
+
+@torch.no_grad()
+def _fold(layer: Any, owner: Any, copies: int) -> None:
+    """Moves `owner.norm` into a layer whose outputs are `copies` times the norm's channels."""
+    norm = owner.norm
+    scale = (norm.weight * torch.rsqrt(norm.running_var + norm.eps)).repeat(copies)
+    shift = norm.bias.repeat(copies) - norm.running_mean.repeat(copies) * scale
+    layer.weight.mul_(scale.view(-1, *[1] * (layer.weight.ndim - 1)))
+    layer.bias.mul_(scale).add_(shift)
+    owner.norm = nn.Identity()
 
 
 class Encoder(nn.Module):

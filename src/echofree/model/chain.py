@@ -142,7 +142,11 @@ def compress(spectra: Tensor, exponent: float = 0.3) -> Tensor:
     Returns:
         [B, L, F, 2 S] real: (re, im) of signal 0, of signal 1, ...
     """
-    parts = torch.view_as_real(spectra)  # [B, S, L, F, 2]
+    return compress_parts(torch.view_as_real(spectra), exponent)
+
+
+def compress_parts(parts: Tensor, exponent: float = 0.3) -> Tensor:
+    """`compress` of real and imaginary parts: [B, S, L, F, 2] -> [B, L, F, 2 S]."""
     power = parts.square().sum(-1, keepdim=True)
     parts = parts * (power + 1e-10) ** ((exponent - 1) / 2)  # the offset keeps silence finite
     return parts.permute(0, 2, 3, 1, 4).flatten(3)  # [B, L, F, 2 S]

@@ -14,6 +14,7 @@ Images are [B, L, W, C], channels last; see `bark.py` for why.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from echofree.contracts import State
 from echofree.model.causal import convolve, entry, recur
 from echofree.model.chain import Chain, compress
+from echofree.model.graph import StreamGraph, mask_graph
 from echofree.model.mask import MaskedSum
 
 
@@ -88,6 +90,16 @@ class ConvRecurrentNet(nn.Module):
         raw, _, known = self.network(compress(spectra), state)  # [B, 1, F, 3 M]
         est, said = self.chain.speak(self.mask(raw, spectra)[0], state)
         return est, {**state, **heard, **known, **said}
+
+    def graph(self) -> StreamGraph:
+        """What of it is exported; see `echofree.model.graph`."""
+        network = copy.deepcopy(self.network).cpu().eval()
+
+        def advance(x: Tensor, state: State) -> tuple[Tensor, State]:
+            raw, _, known = network(x, state)
+            return raw, known
+
+        return mask_graph(self.chain, self.mask, advance, network.init_state(1), network)
 
 
 class UNet(nn.Module):

@@ -73,6 +73,11 @@ def bounded_mask(raw: Tensor, limit: float) -> Tensor:
         [...] complex.
     """
     raw = raw.float() if raw.dtype in (torch.float16, torch.bfloat16) else raw  # half has no complex
+    return torch.complex(*bounded_parts(raw, limit))
+
+
+def bounded_parts(raw: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """`bounded_mask` as (real part, imaginary part)."""
     size, real, imag = raw[..., 0], 1 + raw[..., 1], raw[..., 2]
     scale = limit * torch.sigmoid(size) * torch.rsqrt(real.square() + imag.square() + 1e-4)
-    return torch.complex(scale * real, scale * imag)
+    return scale * real, scale * imag

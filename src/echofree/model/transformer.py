@@ -11,6 +11,7 @@ Legend: B batch, S signals, M masked signals, T samples, L frames, F bins, H hid
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from echofree.contracts import State
 from echofree.errors import ConfigError
 from echofree.model.chain import Chain, compress
+from echofree.model.graph import StreamGraph, mask_graph
 from echofree.model.mask import MaskedSum
 
 ROTARY_BASE = 10000.0
@@ -121,14 +123,28 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def step(self, mic: Tensor, far: Tensor, state: State) -> tuple[Tensor, State]:
-        spectra, new = self.chain.listen(mic, far, state)  # [B, S, 1, F]
-        x = self.embed(compress(spectra).flatten(2))  # [B, 1, H]
+        spectra, heard = self.chain.listen(mic, far, state)  # [B, S, 1, F]
+        raw, known = self.advance(compress(spectra), state)  # [B, 1, F, 3 M]
+        est, said = self.chain.speak(self.mask(raw, spectra)[0], state)
+        return est, {**state, **heard, **known, **said}
+
+    def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One frame of packed spectra [B, 1, F, 2 S] -> (raw masks [B, 1, F, 3 M], the network's new state)."""
+        new: State = {}
+        x = self.embed(x.flatten(2))  # [B, 1, H]
         for i, layer in enumerate(self.layers):
             past = (state[f"layer{i}.keys"], state[f"layer{i}.values"])
             x, (new[f"layer{i}.keys"], new[f"layer{i}.values"]) = layer.step(x, past, state["age"])
         new["age"] = (state["age"] + 1).clamp(max=self.context_frames - 1)
-        est, said = self.chain.speak(self.mask(self._per_bin(self.head(x)), spectra)[0], state)
-        return est, {**state, **new, **said}
+        return self._per_bin(self.head(x)), new
+
+    def graph(self) -> StreamGraph:
+        """What of it is exported; see `echofree.model.graph`."""
+        inner = copy.deepcopy(self).cpu().eval()
+        own = inner.init_state(1)
+        states = {name: own[name] for name in own if name == "age" or name.startswith("layer")}
+        parts = nn.ModuleList([inner.embed, inner.layers, inner.head])
+        return mask_graph(self.chain, self.mask, inner.advance, states, parts)
 
 
 class Block(nn.Module):
