@@ -72,7 +72,7 @@ def time_filter(front: FrontEnd, mic: torch.Tensor, far: torch.Tensor) -> list[f
     for start in range(0, far.shape[-1], HOPS * hop):
         begin = time.perf_counter()
         spectra = torch.fft.rfft(line[:, start : start + (HOPS + count) * hop].unfold(-1, 2 * hop, hop))
-        re, im = spectra.real.contiguous(), spectra.imag.contiguous()
+        re, im = spectra.real.contiguous(), -spectra.imag
         power = re.square().addcmul_(im, im)
         for i in range(HOPS):
             block = slice(i, i + count)

@@ -85,7 +85,7 @@ class KalmanFilter(nn.Module):
         """Updates the state in place with the error of this hop.
 
         Args:
-            planes: real and imaginary part of the spectra, [B, L, F] each, oldest first.
+            planes: real and negative imaginary part of the spectra, [B, L, F] each, oldest first.
             power: |spectra|^2.
             errors: [B, 2, M], the a-priori error plain and high-passed by h.
             adapt: [B, 1], 1 where the filter may learn from this hop, else 0.
@@ -107,12 +107,8 @@ class KalmanFilter(nn.Module):
             error = torch.fft.irfft(plain * (1 - explained / total))[:, hop:]
 
         drive = (high_passed * self.response_conj) * (adapt / total)  # [B, F]
-        re, im = (part.unsqueeze(1) for part in (drive.real.contiguous(), drive.imag.contiguous()))
-        # conj(X) drive P in real planes: cheaper than complex times real
-        gradient = torch.complex(
-            (planes[0] * re).addcmul_(planes[1], im).mul_(variance),
-            (planes[0] * im).addcmul_(planes[1], re, value=-1).mul_(variance),
-        )  # [B, L, F]
+        # P conj(X) in real planes: cheaper than complex times real
+        gradient = torch.complex(planes[0] * variance, planes[1] * variance).mul_(drive.unsqueeze(1))  # [B, L, F]
         taps = torch.fft.irfft(gradient)  # [B, L, 2 M]
         taps[..., hop:] = 0
         step = torch.view_as_real(torch.fft.rfft(taps))
@@ -121,7 +117,8 @@ class KalmanFilter(nn.Module):
         gain = self.transition**2
         share = (adapt * self.response_power / total).mul_(-0.5 * gain).unsqueeze(1)
         variance.mul_(expected.mul_(share).add_(gain))
-        variance.add_(weight[..., 0].square().addcmul_(weight[..., 1], weight[..., 1]), alpha=1 - gain)
+        squares = weight.square()
+        variance.add_(squares[..., 0] + squares[..., 1], alpha=1 - gain)
         torch.maximum(variance, floor.unsqueeze(1), out=variance)
         return error
 

@@ -212,7 +212,7 @@ class FrontEnd(nn.Module):
         state["dc"].copy_(rest)
         mic = pair[:, 0]
         spectra = self._history(pair[:, 1], slot, state)  # [B, L - 1 + n, F], oldest first
-        re, im = spectra.real.contiguous(), spectra.imag.contiguous()
+        re, im = spectra.real.contiguous(), -spectra.imag
         power = re.square().addcmul_(im, im)
         far = torch.fft.irfft(spectra[:, count - 1 :])[..., hop:].flatten(1)  # [B, n M]
         passed, rest = self.high(torch.stack([mic, far], dim=1), state["high"])

@@ -56,7 +56,7 @@ def run(mic: np.ndarray, far: np.ndarray, model: KalmanFilter, start: float, flo
     state["variance"] += start
     line = torch.nn.functional.pad(torch.tensor(far), (hop * count, 0))
     spectra = torch.fft.rfft(line.unfold(-1, 2 * hop, hop))  # [B, count - 1 + L, F]
-    re, im = spectra.real.contiguous(), spectra.imag.contiguous()
+    re, im = spectra.real.contiguous(), -spectra.imag
     ones, out = torch.ones(batch, 1, dtype=torch.float64), []
     for t in range(mic.shape[1] // hop):
         here = slice(t, t + count)
