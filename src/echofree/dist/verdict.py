@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,13 +210,13 @@ def judge(reports: Sequence[Report], silent: Mapping[int, str], size: int, limit
         limit: the setting that ran out, as "dist.timeout_s=300".
     """
     idle = [r["rank"] for r in reports if not waits(r)]
-    late = _late(reports)
+    apart = _apart(reports)
     if silent:
         culprits, why = sorted(silent), "the others wait for it"
     elif idle:
         culprits, why = idle, "the others wait for it" if size > 1 else ""
-    elif late:
-        culprits, why = late, "it has not entered the collective that the others are in"
+    elif apart is not None:
+        culprits, why = apart, "the ranks are in different collectives, so that none can end: one took another branch"
     else:
         culprits, why = [], "all ranks wait in the same collective: the network between them has stopped carrying data"
     names = " and ".join(f"rank {r}" for r in culprits) or "every rank"
@@ -237,16 +238,16 @@ def _key(limit: str) -> str:
     return limit.partition("=")[0]
 
 
-def _late(reports: Sequence[Report]) -> list[int]:
-    """Ranks that have entered fewer collectives of some group than another rank that waits there."""
-    late = set()
-    for item in reports:
-        for wait in item["pending"]:
-            for other in reports:
-                entered = other["collectives"].get(wait["group"], [-1])[0]
-                if other["collectives"] and entered < wait["number"]:
-                    late.add(other["rank"])
-    return sorted(late) if len(late) < len(reports) else []
+def _apart(reports: Sequence[Report]) -> list[int] | None:
+    """The ranks that are in another collective than most; empty when there is no such majority. None when all are in
+    the same one."""
+    place = {r["rank"]: (r["pending"][0]["group"], r["pending"][0]["number"]) for r in reports if r["pending"]}
+    counts = Counter(place.values()).most_common()
+    if len(counts) < 2:
+        return None
+    if counts[0][1] == counts[1][1]:
+        return []
+    return sorted(rank for rank, where_it_is in place.items() if where_it_is != counts[0][0])
 
 
 def _stands(item: Report, guilty: bool, culprits: Sequence[int], reports: Sequence[Report]) -> list[str]:

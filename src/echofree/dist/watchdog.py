@@ -32,6 +32,7 @@ log = logging.getLogger("echofree")
 POLL_S = 1.0
 PATIENCE_S = 5.0  # for one answer of the store
 REPORT_S = 3.0  # for the other ranks' reports after an alarm
+READ_S = 1.0  # for all ranks to have the verdict
 FRESH_S = 5.0  # a heartbeat that is older says nothing about now
 GRACE_S = 5.0  # for a rank to leave by itself after another one failed
 REMIND_S = 60.0
@@ -266,7 +267,22 @@ class Watchdog:
         text = self._verdict(mine, alarm)
         self._write(text)
         self._say(text)
+        self._wait_for_readers()
         self._leave()
+
+    def _wait_for_readers(self) -> None:
+        """A rank that leaves breaks the connections of those that still read: they would see that first."""
+        if self.mail is None:
+            return
+        try:
+            self.mail.put(f"read/{self.world.rank}", "")
+            end = time.monotonic() + READ_S
+            while time.monotonic() < end:
+                if all(self.mail.get(f"read/{rank}") is not None for rank in range(self.world.size)):
+                    return
+                time.sleep(0.05)
+        except Unreachable:
+            return
 
     def _verdict(self, mine: verdict.Report, alarm: bool) -> str:
         world, limit = self.world, self.limit
