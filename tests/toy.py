@@ -201,7 +201,7 @@ def gradients(loop: Loop) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in loop.strategy.bare.named_parameters() if p.grad is not None}
 
 
-TIMES = ("step_s", "samples_per_s", "audio_s_per_s", "data_wait_share", "peak_mem_mb")
+TIMES = ("step_s", "samples_per_s", "audio_s_per_s", "data_wait_share", "peak_mem_mb", "save_stall_s")
 
 
 def records(loop: Loop) -> list[dict[str, Any]]:

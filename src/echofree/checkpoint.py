@@ -8,7 +8,7 @@ wrapper.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import logging
 import os
@@ -18,14 +18,16 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from echofree import durable
 from echofree.dist.world import World
-from echofree.errors import CheckpointError, EchoFreeError
+from echofree.errors import CheckpointError, SaveFailed
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 PREFIX = "step-"
 LEFT = "left-"  # no longer counts, kept until a person removes it
+FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWriter failed")  # how a full disk speaks
+Facts = dict[str, dict[str, Any]]  # file name -> bytes, sha256
 
 
 # --- one checkpoint -------------------------------------------------------------------------------------------------
@@ -52,25 +56,29 @@ def save(
         The finished folder, on every rank.
 
     Raises:
-        EchoFreeError: no space, or the folder vanished; the earlier checkpoints are as they were.
+        SaveFailed: no space, or the folder vanished; the earlier checkpoints are as they were.
     """
     target = root / f"{PREFIX}{step:06d}"
     temporary = Path(world.from_first(str(root / f".tmp-{target.name}-{uuid.uuid4().hex[:8]}")))
     # every rank passes the same exchanges whatever fails on one of them, or the others would wait for ever
-    problem = world.from_first(_problem(lambda: _write_shared(temporary, shared)) if world.is_first else "")
+    problem = world.from_first(_problem(lambda: temporary.mkdir(parents=True)) if world.is_first else "")
+    files: Facts = {}
     if not problem:
-        problem = _problem(lambda: _write(temporary / f"rank{world.rank}.pt", own))
-    told = enumerate(world.gather(problem))
-    problems = list(dict.fromkeys(f"rank {rank}: {text}" for rank, text in told if text))
-    if not problems and world.is_first and (problem := _problem(lambda: _publish(temporary, target, about))):
+        mine = {**(shared if world.is_first else {}), f"rank{world.rank}": own}
+        problem = _problem(lambda: files.update(_write_files(temporary, mine)))
+    told = world.gather((problem, files))
+    problems = list(dict.fromkeys(f"rank {rank}: {text}" for rank, (text, _) in enumerate(told) if text))
+    files = {name: facts for _, part in told for name, facts in sorted(part.items())}
+    if not problems and world.is_first and (problem := _problem(lambda: _publish(temporary, target, about, files))):
         problems = [problem]
     problems = world.from_first(problems)
     if problems:
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise EchoFreeError(
+        raise SaveFailed(
             f"checkpoint {target} could not be written: {'; '.join(problems)}. Earlier checkpoints are untouched. Free "
-            "some space (or lower checkpoint.keep_last) and start again with resume=auto"
+            "some space (or lower checkpoint.keep_last) and start again with resume=auto",
+            full=any(text in problem for problem in problems for text in FULL),
         )
     return target
 
@@ -84,42 +92,54 @@ def _problem(action: Callable[[], None]) -> str:
     return ""
 
 
-def _write_shared(temporary: Path, shared: Mapping[str, Any]) -> None:
-    temporary.mkdir(parents=True)
-    for stem, content in shared.items():
-        _write(temporary / f"{stem}.pt", content)
+def _write_files(folder: Path, contents: Mapping[str, Any]) -> Facts:
+    """Writes file stem -> content; -> what the manifest says about each.
+
+    A file is brought to the disk and its checksum taken beside the writing of the next.
+    """
+    with ThreadPoolExecutor(2, "settle") as pool:
+        jobs = {}
+        for stem, content in contents.items():
+            path = folder / f"{stem}.pt"
+            _write(path, content)
+            jobs[path] = pool.submit(durable.sha256, path), pool.submit(durable.sync_path, path)
+        for _, synced in jobs.values():
+            synced.result()
+        return {p.name: {"bytes": p.stat().st_size, "sha256": digest.result()} for p, (digest, _) in jobs.items()}
 
 
 def _write(path: Path, content: Any) -> None:
+    # the zip's own checksums take longer than the disk, and the manifest has a better one
+    old = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
     try:
         with open(path, "wb") as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
     except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
         raise OSError(f"{path.name}: {error}") from error
+    finally:
+        torch.serialization.set_crc32_options(old)
 
 
-def _publish(temporary: Path, target: Path, about: Mapping[str, Any]) -> None:
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(temporary.glob("*.pt"))}
+def _publish(temporary: Path, target: Path, about: Mapping[str, Any], files: Facts) -> None:
     manifest = {"format": FORMAT, **about, "saved": time.time(), "files": files}
-    _write_text(temporary / MANIFEST, json.dumps(manifest, indent=1))
-    _sync_folder(temporary)
+    durable.sync_text(temporary / MANIFEST, json.dumps(manifest, indent=1))
+    durable.sync_path(temporary)
     if not target.exists():
         os.replace(temporary, target)
-    elif _owner(target) == about.get("run_id"):
+    elif owner(target) == about.get("run_id"):
         # the same step again: the old one steps aside under a name that still counts, so that one is always found
         aside = target.with_name(f"{target.name}.old-{uuid.uuid4().hex[:8]}")
         os.replace(target, aside)
         os.replace(temporary, target)
-        _remove(aside)
+        remove(aside)
     else:
         _leave(target)  # half-written, or another run's: not ours to remove
         os.replace(temporary, target)
-    _sync_folder(target.parent)
+    durable.sync_path(target.parent)
 
 
-def _owner(folder: Path) -> str | None:
+def owner(folder: Path) -> str | None:
     """The id of the run that wrote `folder`; None where nobody can tell."""
     try:
         return manifest(folder).get("run_id")
@@ -127,7 +147,7 @@ def _owner(folder: Path) -> str | None:
         return None
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """The manifest goes first: a kill in between leaves a folder that nobody takes for a checkpoint."""
     (folder / MANIFEST).unlink()
     shutil.rmtree(folder)
@@ -136,38 +156,6 @@ def _remove(folder: Path) -> None:
 def _leave(folder: Path) -> None:
     """Renames `folder` so that it no longer counts, and keeps it."""
     os.replace(folder, folder.with_name(f"{LEFT}{folder.name}-{uuid.uuid4().hex[:8]}"))
-
-
-def _write_text(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces `path` as a whole or not at all."""
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        _write_text(temporary, text)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def manifest(folder: Path) -> dict[str, Any]:
@@ -209,12 +197,12 @@ def damage(folder: Path) -> str:
             return f"{path} is missing"
         if path.stat().st_size != facts["bytes"]:
             return f"{path} has {path.stat().st_size} bytes, its manifest says {facts['bytes']}: truncated"
-        if _sha256(path) != facts["sha256"]:
+        if durable.sha256(path) != facts["sha256"]:
             return f"{path} has another checksum than its manifest says: it changed after it was written"
     return ""
 
 
-def _sizes_fit(folder: Path, about: Mapping[str, Any]) -> bool:
+def sizes_fit(folder: Path, about: Mapping[str, Any]) -> bool:
     """A quick look instead of `damage`, which reads every byte."""
     paths = [(folder / name, facts["bytes"]) for name, facts in about["files"].items()]
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
@@ -261,7 +249,7 @@ def newest_good(root: Path) -> Path | None:
 
 def point(root: Path, name: str, folder: Path) -> None:
     """`checkpoints/<name>` names one checkpoint of the same folder."""
-    write_text(root / name, folder.name + "\n")
+    durable.write_text(root / name, folder.name + "\n")
 
 
 def pointed(root: Path, name: str) -> Path | None:
@@ -273,31 +261,10 @@ def pointed(root: Path, name: str) -> Path | None:
     return folder if (folder / MANIFEST).is_file() else None
 
 
-def retain(root: Path, run_id: str, keep_last: int, keep_best: int, metric: str, mode: str) -> list[Path]:
-    """Removes what isn't among the last `keep_last` or the best `keep_best`; -> what was removed.
-
-    Runs after a successful save. Counts complete checkpoints only, never removes the last good one, and never touches
-    what another run wrote. The history is in the manifests, so that a resume forgets nothing.
-    """
-    mine = [(p, manifest(p)) for p in complete(root) if _owner(p) == run_id]
-    keep = {p for p, _ in mine[-max(1, keep_last) :]}
-    keep |= set([p for p, m in mine if _sizes_fit(p, m)][-1:])  # should the disk have eaten newer ones meanwhile
-    scored = [(m["scores"][metric], p) for p, m in mine if m.get("scores", {}).get(metric) is not None]
-    scored.sort(key=lambda pair: pair[0], reverse=mode == "max")
-    keep |= {p for _, p in scored[:keep_best]}
-    keep |= {p for p in (pointed(root, "last"), pointed(root, "best")) if p is not None}
-    removed = []
-    for folder, _ in mine:
-        if folder not in keep:
-            _remove(folder)
-            removed.append(folder)
-    return removed
-
-
 def set_aside(root: Path, run_id: str, step: int) -> list[Path]:
     """Before going on from `step`: this run's later checkpoints no longer count (they are renamed, not removed), since
     the next resume would otherwise jump to the branch that was given up. -> those left behind"""
-    later = [p for p in complete(root) if _owner(p) == run_id and manifest(p)["step"] > step]
+    later = [p for p in complete(root) if owner(p) == run_id and manifest(p)["step"] > step]
     for folder in later:
         _leave(folder)
     if later:

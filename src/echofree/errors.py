@@ -9,6 +9,7 @@ EchoFreeError               1  something failed while running
 ├── NonFiniteError          1  the loss or the gradient became NaN or infinite and the policy is to stop
 ├── OutOfMemory             1  a rank ran out of memory
 ├── RankFailed              1  a rank of this run failed
+├── SaveFailed              1  a checkpoint couldn't be written; the earlier ones are as they were
 └── Preempted              75  stopped by a signal or the time limit, state saved: start again to go on
 Interrupted               130  stopped by Ctrl-C
 """
@@ -89,6 +90,19 @@ class OutOfMemory(EchoFreeError):
 
 class RankFailed(EchoFreeError):
     """A rank failed; carries its traceback text."""
+
+
+class SaveFailed(EchoFreeError):
+    """A checkpoint couldn't be written; the earlier ones are as they were.
+
+    Args:
+        text: what happened and what to do.
+        full: whether for want of space, so that it may succeed later.
+    """
+
+    def __init__(self, text: str, full: bool = False):
+        self.full = full
+        super().__init__(text)
 
 
 class Preempted(EchoFreeError):

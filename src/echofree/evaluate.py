@@ -291,7 +291,7 @@ def write_scores(
     out: Path, rows: Sequence[Row], summary: Mapping[str, Any], about: Mapping[str, Any], names: Sequence[str]
 ) -> None:
     """scores.csv and scores.json, each whole or not at all."""
-    from echofree.checkpoint import write_text
+    from echofree.durable import write_text
 
     columns = ["system", "name", "scenario", "seconds", "rtf", *names, "problems"]
     lines = [",".join(columns)]

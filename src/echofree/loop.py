@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import resource
 import threading
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echofree import __version__, checkpoint
+from echofree import __version__, checkpoint, space
 from echofree.config.schema import Mode, Nonfinite
 from echofree.contracts import Batch, Dataset, Logger, Task
 from echofree.data.loader import Plan, TrainLoader, board, eval_batches, eval_loader
@@ -36,6 +35,7 @@ from echofree.log import Position, RankLog
 from echofree.optim import Ema, Schedule
 from echofree.progress import Progress
 from echofree.rundir import RunDir
+from echofree.saver import Saver
 from echofree.stop import StopFlag
 
 log = logging.getLogger("echofree")
@@ -56,6 +56,7 @@ class State:
     scores: dict[str, float] = field(default_factory=dict)
     evaluated_at: int = -1
     skipped: int = 0  # steps left out because they weren't finite
+    shift: int = 0  # steps more than epochs say, since the global batch changed in a resume
 
 
 @dataclass
@@ -78,6 +79,24 @@ class Window:
         self.names: list[tuple[int, list[str]]] = []
         self.paused_s = 0.0
         self.agree_s = 0.0  # waiting for the other ranks before a step
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that is stopped between two records takes along, so that it writes the same ones."""
+        kept = ("wait_s", "clips", "audio_s", "loss", "parts", "weight", "finite", "paused_s", "agree_s")
+        names = [[step, names] for step, names in self.names]
+        return {**{k: getattr(self, k) for k in kept}, "names": names, "age_s": time.perf_counter() - self.start}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        for key, value in state.items():
+            if key in ("loss", "finite"):
+                value = [v.to(device) for v in value]
+            elif key == "parts":
+                value = [{k: v.to(device) for k, v in parts.items()} for parts in value]
+            elif key == "names":
+                value = [(step, names) for step, names in value]
+            if key != "age_s":
+                setattr(self, key, value)
+        self.start = time.perf_counter() - state["age_s"]
 
     def add(
         self, step: int, loss: Tensor, parts: dict[str, Tensor], weight: float, finite: Tensor, batches: list[Batch]
@@ -129,20 +148,24 @@ class Loop:
         self.shapes: list[tuple[int, ...]] = []  # of the micro-batches of the latest step, for the text on memory
         self.run_id = str(run.facts["id"])
         self.state = State()
+        self.clips_again = 0  # of this epoch, after a resume with another global batch
         self.replicas = world.size // strategy.data_size  # ranks that see the same batch
         self.window = Window()
         self._losses: list[float] = []
         self._first_weights: list[Tensor] | None = None
         self.schedule = Schedule(optimizer, config.optim, self.total_steps)
         decay = config.train.ema_decay
-        self.ema = Ema(strategy.bare, decay) if decay else None
+        self.ema = Ema(strategy.named(), decay) if decay else None
         self.rank_log = rank_log
         self.stragglers = Stragglers(world.hosts)
         self.progress = self.bar(self.total_steps, "train")
+        self.saver = Saver(run.checkpoints, self.run_id, config.checkpoint, world, self.pulse, stop)
+        buffers, averaged = list(strategy.buffers), self.ema is not None
+        self.checkpoint_bytes = space.expected(list(strategy.parameters), buffers, config.optim, averaged)
 
     @property
     def total_steps(self) -> int:
-        steps = self.config.train.epochs * self.plan.steps_per_epoch
+        steps = self.config.train.epochs * self.plan.steps_per_epoch + self.state.shift
         limit = self.config.train.max_steps
         return steps if limit is None else min(steps, limit)
 
@@ -161,28 +184,36 @@ class Loop:
 
     def fit(self) -> Outcome:
         """Trains from the current state to the end, a stop, or an error."""
-        state, train = self.state, self.config.train
+        state = self.state
         if state.step >= self.total_steps:
             return Outcome("done", f"all {self.total_steps} steps were done already")
         if self._stale():
             return Outcome("stopped", self._why_stopped())
+        outcome = self._fit()
+        self.saver.finish()
+        if outcome.status == "preempted" and self.world.is_first:
+            self.stop.obeyed()
+        return outcome
+
+    def _fit(self) -> Outcome:
+        state, train = self.state, self.config.train
         loader = self.make_loader((state.epoch, state.step_in_epoch))
         self.pulse.board = loader.board
         self.strategy.model.train()
         self.progress.done = self.progress.initial = state.step
         self._watch_weights()
-        self.window = Window()  # the clock starts now
+        if not self.window.loss:
+            self.window = Window()  # the clock starts now
         try:
             while state.step < self.total_steps:
                 batches = self._next(loader)
                 weight = math.fsum(self.task.weight(batch) for batch in batches)
                 self.pulse.at("agree")
                 began = time.perf_counter()
-                total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted())])
+                total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted(state.step))])
                 self.window.agree_s += time.perf_counter() - began
                 if stops:
-                    self._flush_window()
-                    self.save()
+                    self.save()  # with the window that is still open
                     return Outcome("preempted", self.stop.reason or "another rank was asked to stop")
                 self.step(batches, total)
                 self.pulse.warm = True
@@ -286,7 +317,7 @@ class Loop:
     # --- logging ----------------------------------------------------------------------------------------------------
 
     def _flush_window(self) -> None:
-        """Steps that haven't been logged yet are, before the run leaves."""
+        """Steps that haven't been logged yet are."""
         if self.window.loss:
             self._log_step()
 
@@ -324,6 +355,8 @@ class Loop:
         }
         if self.amp.scaler.is_enabled():
             record["loss_scale"] = self.amp.scaler.get_scale()
+        if stall_s := self.saver.take_stall_s():
+            record["save_stall_s"] = stall_s
         self._write(record)
         for text in self.stragglers.compare(told, wall / len(finite)) if told else []:
             log.warning("%s", text)
@@ -331,6 +364,7 @@ class Loop:
             self._not_finite(window, finite, local.isfinite().cpu())
         if weight:
             self._help(loss)
+        self.saver.watch(self.checkpoint_bytes)
 
     def _sum_and_tell(self, sums: list[float], window: Window, step_s: float) -> tuple[list[float], list[float]]:
         """The sums over all ranks, and each rank's own time; no numbers of the latter where they can't be told."""
@@ -441,7 +475,7 @@ class Loop:
         try:
             for batch in loader:
                 self.pulse.at("evaluate")
-                rows += self.task.evaluate(model, batch.to(self.device))
+                rows += self.strategy.evaluate(self.task, batch.to(self.device))
         finally:
             self.pulse.board = training
             model.train()
@@ -456,7 +490,7 @@ class Loop:
 
     def save(self, better: bool = False) -> Path:
         """Writes a checkpoint of this step, points `last` (and `best`) at it, and applies retention."""
-        config, state = self.config.checkpoint, self.state
+        state = self.state
         self.pulse.at("save")
         shared = {
             "model": self.strategy.model_state(),
@@ -469,7 +503,8 @@ class Loop:
             },
         }
         if self.ema is not None:
-            shared["ema"] = self.ema.state_dict()
+            averaged = self.ema.state_dict()
+            shared["ema"] = {**averaged, "shadow": self.strategy.gather(averaged["shadow"])}
         about = {
             "run_id": self.run_id,
             "version": __version__,
@@ -477,25 +512,14 @@ class Loop:
             "epoch": state.epoch,
             "scores": state.scores if state.evaluated_at == state.step else {},
             "world_size": self.world.size,
+            "best_step": state.best_step,
         }
-        root = self.run.checkpoints
-        folder = checkpoint.save(root, state.step, shared, checkpoint.random_state(), about, self.world)
-        if self.world.is_first:
-            checkpoint.point(root, "last", folder)
-            if better:
-                checkpoint.point(root, "best", folder)
-            elif checkpoint.pointed(root, "best") is None:
-                best = root / f"{checkpoint.PREFIX}{state.best_step:06d}"
-                checkpoint.point(root, "best", best if best in checkpoint.complete(root) else folder)
-            removed = checkpoint.retain(
-                root, self.run_id, config.keep_last, config.keep_best, config.metric, config.mode.value
-            )
-            log.info("saved %s%s", os.path.relpath(folder), f", removed {len(removed)} older" if removed else "")
-        self.world.barrier()
-        return folder
+        own = {**checkpoint.random_state(), "window": self.window.state_dict()}
+        self.run.sync_metrics()  # a checkpoint never knows of a step whose record a power cut could take
+        return self.saver.save(shared, own, about, better)
 
     def load(self, folder: Path) -> None:
-        """Goes back to the state of a checkpoint of this run, exactly."""
+        """Goes back to the state of a checkpoint of this run: exactly, when the same number of ranks saved it."""
         self.strategy.load_model_state(checkpoint.load(folder, "model"))
         given = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.strategy.load_optimizer_state(self.optimizer, checkpoint.load(folder, "optimizer"))
@@ -507,9 +531,28 @@ class Loop:
         if self.amp.scaler.is_enabled():
             self.amp.scaler.load_state_dict(saved["scaler"])
         if self.ema is not None:
-            self.ema.load_state_dict(checkpoint.load(folder, "ema"))
-        checkpoint.restore_random_state(checkpoint.load(folder, f"rank{self.world.rank}"))
+            averaged = checkpoint.load(folder, "ema")
+            self.ema.load_state_dict({**averaged, "shadow": self.strategy.part(averaged["shadow"])})
+        if checkpoint.manifest(folder)["world_size"] == self.world.size:
+            own = checkpoint.load(folder, f"rank{self.world.rank}")
+            checkpoint.restore_random_state(own)
+            if "window" in own:
+                self.window.load_state_dict(own["window"], self.device)
+        self._rescale(int(Plan(**saved["plan"]).global_batch))
         self.position.epoch, self.position.step = self.state.epoch, self.state.step
+
+    def _rescale(self, old_global_batch: int) -> None:
+        """The place in the epoch in steps of another global batch: clips seen before are rather seen twice than others
+        never."""
+        state, new = self.state, self.plan.global_batch
+        if old_global_batch == new:
+            return
+        clips = state.step_in_epoch * old_global_batch
+        state.step_in_epoch = clips // new
+        self.clips_again = clips - state.step_in_epoch * new
+        state.shift = state.step - (state.epoch * self.plan.steps_per_epoch + state.step_in_epoch)
+        self.schedule.total_steps = self.total_steps
+        self.progress.total = self.total_steps
 
 
 def mean_scores(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from echofree import __version__
-from echofree.checkpoint import write_text
+from echofree.config.search import experiment_dirs
+from echofree.durable import sync_path, write_text
 from echofree.errors import UserError
 
 CONFIG, RUN, PATCH, METRICS, LOCK = "config.yaml", "run.json", "code.patch", "metrics.jsonl", ".lock"
@@ -41,6 +43,10 @@ PACKAGES = (
 )
 PATCH_LIMIT_BYTES = 2_000_000
 LOCK_TRIES = 6
+CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")  # others round otherwise
+# Variables that change what a run does.
+VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD", "CUBLAS_WORKSPACE_CONFIG", "WANDB_MODE", "TMPDIR")
+PREFIXES = ("CUDA_", "OMP_", "MKL_", "KMP_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "ECHOFREE_", "SLURM_JOB_")
 KINDS = ("user", "error", "hang", "killed", "gone", "victim")  # of failures; the earlier explain the later
 SECRET = re.compile(r"(secret|token|passw|credential|api_?key|\.pem$|\.key$|id_rsa|\.env$|\.netrc)", re.IGNORECASE)
 
@@ -100,7 +106,11 @@ def _fill(folder: Path, config_text: str, command: Sequence[str], seed: int, par
         "version": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "machine": machine(),
+        "environment": environment(),
+        "cwd": str(Path.cwd()),
         "packages": _packages(),
+        "code_digest": code_digest(),
         **code,
         "world": None,
         "data_fingerprint": None,
@@ -162,6 +172,49 @@ def _code_state(folder: Path) -> dict[str, Any]:
     if patch:
         write_text(folder / PATCH, patch)
     return {"git_commit": commit, "patch": PATCH if patch else None, "patch_left_out": left_out}
+
+
+def code_digest() -> str:
+    """12 hex digits over EchoFree's own source and the user's modules beside it: equal digests ran the same code,
+    whatever else changed in the repository."""
+    source = Path(__file__).resolve().parent
+    digest = hashlib.sha256()
+    for root in (source, *experiment_dirs()):
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def environment() -> dict[str, str]:
+    """Variables that change what a run does. Never one that could hold a secret."""
+    url = re.compile(r"://[^/\s]*@")  # a password in an address
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name in VARIABLES or name.startswith(PREFIXES)) and not SECRET.search(name) and not url.search(value)
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the run ran on: host, processor, memory, the GPU driver's own line."""
+    model, capability = platform.processor(), ""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.is_file() else []:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            model = value.strip()
+        if name.strip() in ("flags", "Features"):
+            capability = " ".join(word for word in CPU_FEATURES if word in value.split())
+            break
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "host": socket.gethostname(),
+        "cpu": model,
+        "cpu_features": capability,
+        "cpus": os.cpu_count(),
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "driver": driver.read_text().splitlines()[0] if driver.is_file() else None,
+    }
 
 
 def _git(where: Path, *args: str) -> str:
@@ -243,6 +296,10 @@ class RunDir:
         if self.is_first:
             with open(self.folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
+
+    def sync_metrics(self) -> None:
+        if self.is_first and (self.folder / METRICS).exists():
+            sync_path(self.folder / METRICS)
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.folder / METRICS

@@ -77,11 +77,11 @@ def start(composed: Composed) -> int:
         code = _work_under_torchrun(composed, world)
         leave(code)
     parts = build(composed.config)  # what's wrong with the data or the model is said before any directory is made
-    run_dir = prepare(composed)
     from echofree.dist.local import how_many, launch
 
     dist = composed.config.dist
     count = 1 if dist.name.value == "single" else how_many(dist.num_procs, composed.config.train.device)
+    run_dir = prepare(composed, count)
     if count == 1 and not dist.max_restarts:
         return work(run_dir, parts=parts)
     del parts  # the ranks build their own
@@ -112,20 +112,17 @@ def _note_restart(run_dir: Path, number: int, limit: int) -> None:
     print(f"restart {number} of {limit} (dist.max_restarts) from {begin}", file=sys.stderr, flush=True)
 
 
-def prepare(composed: Composed) -> Path:
-    """The run directory, ready: a new one, or the one that is gone on with."""
-    from echofree import rundir
+def prepare(composed: Composed, size: int) -> Path:
+    """The run directory, ready: a new one, or the one that is gone on with by `size` ranks."""
+    from echofree import restart, rundir
     from echofree.config import frozen
+    from echofree.config.override import flat
 
     config = composed.config
     if composed.resumed:
         assert composed.run_dir is not None
         run = rundir.RunDir(composed.run_dir, is_first=True)
-        run.lock()  # refuses a second start before anything is touched
-        run.clear_failure()
-        named = None if composed.checkpoint is None else composed.checkpoint.name
-        run.note(resumed_from=named, resume=True, changed=sorted(composed.changed))
-        run.unlock()
+        restart.prepare(run, config, composed.checkpoint, size, sorted(composed.changed))
         return composed.run_dir
     text = frozen.dump(config)
     if composed.run_dir is None:
@@ -133,7 +130,11 @@ def prepare(composed: Composed) -> Path:
         run_dir = rundir.create(parent, text, rundir.command_line(), config.seed)
     else:
         run_dir = rundir.create_at(composed.run_dir, text, rundir.command_line(), config.seed)
-    rundir.RunDir(run_dir, is_first=True).note(changed=sorted(composed.changed), notes=composed.notes)
+    after = flat(frozen.freeze(config))
+    settings = {key: after[key] for key in sorted(composed.changed) if key in after}
+    rundir.RunDir(run_dir, is_first=True).note(
+        changed=sorted(composed.changed), settings=settings, notes=composed.notes
+    )
     composed.run_dir = run_dir
     return run_dir
 
@@ -157,7 +158,7 @@ def _work_under_torchrun(composed: Composed, world: World) -> int:
         if world.is_first:
             try:
                 parts = build(composed.config)
-                answer = str(prepare(composed))
+                answer = str(prepare(composed, world.size))
             except UserError as error:
                 answer = error
         answer = world.from_first(answer)
@@ -335,12 +336,14 @@ def run_config(
     from echofree.logger.build import build_logger
     from echofree.loop import Loop
     from echofree.optim import build_optimizer
+    from echofree.restart import go_on
+    from echofree.stop import FILE as STOP_FILE
     from echofree.stop import StopFlag, seconds
 
-    stop = StopFlag(seconds(config.train.max_time))
+    stop = StopFlag(seconds(config.train.max_time), run.folder / STOP_FILE)
     stop.install()
     torch.set_num_threads(config.dist.threads or max(1, (os.cpu_count() or 1) // world.local_size))
-    torch.use_deterministic_algorithms(config.train.deterministic)
+    settle_algorithms(config.train.deterministic)
 
     source, task, model = parts.source, parts.task, parts.model.to(device)
     train, valid = source.split("train"), source.split("valid")
@@ -366,13 +369,14 @@ def run_config(
         config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, position, stop, device,
         rank_log, pulse
     )  # fmt: skip
-    _resume(loop, run)
     fingerprint = source.fingerprint()
+    go_on(loop, run, fingerprint)
+    enough_space(loop, run)
     run.note(
         status="running", start=time.time(), end=None, error=None, data_fingerprint=fingerprint, pid=os.getpid(),
         world={
             "size": world.size, "hosts": world.hosts, "backend": world.backend, "source": world.source,
-            "device": str(device),
+            "device": str(device), "threads": torch.get_num_threads(),
         },
     )  # fmt: skip
     if world.is_first:
@@ -404,40 +408,43 @@ def run_config(
     return outcome
 
 
-def _resume(loop: Loop, run: RunDir) -> None:
-    """Goes back to the checkpoint that the launcher named, or to the newest good one of this directory."""
-    from echofree import checkpoint
-    from echofree.errors import CheckpointError
+def settle_algorithms(everything: bool) -> None:
+    """Deterministic algorithms: those that cost little always, all of them when asked. What a GPU adds up in any order
+    (scatter, some gradients) then raises or takes a slower way."""
+    import torch
 
-    facts = run.facts
-    if not facts.get("resume"):
-        return
-    root = run.checkpoints
-    folder = None
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    if everything:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    torch.use_deterministic_algorithms(everything)
+
+
+def enough_space(loop: Loop, run: RunDir) -> None:
+    """Whether the disk holds all that the rest of the run will keep; a whole night earlier than the first save that
+    doesn't fit.
+
+    Raises:
+        UserError: it doesn't, on every rank; with checkpoint.on_full=wait it is only told.
+    """
+    from echofree import checkpoint, space
+    from echofree.config.schema import OnFull
+
+    why = ""
     if loop.world.is_first:
-        folder = root / facts["resumed_from"] if facts.get("resumed_from") else checkpoint.newest_good(root)
-    folder = loop.world.from_first(folder)
-    if folder is None:
-        log.warning("resume: no complete checkpoint in %s; starting at step 0 in the same directory", root)
-        run.truncate_metrics(-1)
-        return
-    about = checkpoint.manifest(folder)
-    if about["world_size"] != loop.world.size:
-        raise CheckpointError(
-            f"{folder.name} was saved by {about['world_size']} ranks, this start has {loop.world.size}: random states "
-            f"and the "
-            f"share of data per rank would differ. Type dist.num_procs={about['world_size']}"
+        there = checkpoint.complete(run.checkpoints)
+        count = space.count(loop.config, loop.total_steps, loop.plan.steps_per_epoch) - len(there)
+        files = (8 + loop.world.size) * max(count, 1)
+        why = space.problem(run.checkpoints, loop.checkpoint_bytes * max(count, 1), files)
+        why = why and f"the {max(count, 1)} checkpoints that this run still adds don't fit: {why}"
+    why = loop.world.from_first(why)
+    if why and loop.config.checkpoint.on_full is OnFull.stop:
+        raise UserError(
+            f"{why}. Free some, type output_root=<dir on a bigger disk>, or keep fewer: checkpoint.keep_last=1. "
+            "checkpoint.on_full=wait starts anyway and waits for space"
         )
-    loop.load(folder)
-    dropped = run.truncate_metrics(loop.state.step)
-    if loop.world.is_first and (later := checkpoint.set_aside(root, loop.run_id, loop.state.step)):
-        log.warning("set aside as %s*: %s, of the branch given up", checkpoint.LEFT, ", ".join(p.name for p in later))
-    log.info(
-        "resumed from %s (epoch %d)%s",
-        folder.name,
-        loop.state.epoch,
-        f"; {dropped} later records dropped" if dropped else "",
-    )
+    if why:
+        log.warning("%s", why)
 
 
 def _without_memory(error: RuntimeError | MemoryError, loop: Loop) -> str:

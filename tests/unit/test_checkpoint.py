@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from echofree import checkpoint
+from echofree import checkpoint, durable, retention
+from echofree.config.schema import CheckpointConfig, Mode
 from echofree.dist.world import World
 from echofree.errors import CheckpointError, EchoFreeError
 
@@ -142,7 +143,7 @@ def test_damage_is_named_and_the_one_before_taken(tmp_path: Path, kind: str, cap
     assert checkpoint.damage(good) == ""
     assert checkpoint.find(tmp_path) == good
     # retention lives with it, and doesn't touch what it can't read
-    checkpoint.retain(root, "mine", keep_last=1, keep_best=0, metric="loss", mode="min")
+    retention.retain(root, "mine", CheckpointConfig(keep_last=1, keep_best=0))
     assert bad.exists()
     assert good.exists() == ("flipped" not in kind), "the only good one stays; retention looks at sizes"
 
@@ -195,7 +196,7 @@ def test_steps_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "step-last").mkdir()
     assert steps(tmp_path) == [5, 999_999, 1_000_000]
     assert checkpoint.newest_good(tmp_path) == tmp_path / "step-1000000"
-    checkpoint.retain(tmp_path, "mine", keep_last=1, keep_best=0, metric="loss", mode="min")
+    retention.retain(tmp_path, "mine", CheckpointConfig(keep_last=1, keep_best=0))
     assert steps(tmp_path) == [1_000_000]
 
 
@@ -213,7 +214,7 @@ def test_a_full_disk_keeps_the_old_ones(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(checkpoint, "_write", full)
     if stem == "manifest":
-        monkeypatch.setattr(checkpoint, "_write_text", full)
+        monkeypatch.setattr(durable, "sync_text", full)
     with pytest.raises(EchoFreeError, match=r"step-000002 could not be written: .*No space left.*Earlier .* untouched"):
         save(tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
@@ -235,7 +236,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         save(tmp_path / "checkpoints", 1)
 
 
-KILLED_IN = ["os.fsync", "os.replace", "checkpoint._sha256", "checkpoint._write_text", "checkpoint._remove"]
+KILLED_IN = ["os.fsync", "os.replace", "durable.sha256", "durable.sync_text", "checkpoint.remove"]
 
 
 @pytest.mark.parametrize("same_step", [False, True])
@@ -268,7 +269,7 @@ def _save_and_die(root: Path, step: int, name: str, nth: int) -> int:
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1]
-    module = os if name.startswith("os.") else checkpoint
+    module = {"os": os, "durable": durable, "checkpoint": checkpoint}[name.split(".")[0]]
     real, count = getattr(module, name.split(".")[1]), [0]
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
@@ -294,7 +295,7 @@ def test_pointers_change_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_text", full)
+        patch.setattr(durable, "sync_text", full)
         with pytest.raises(OSError, match="No space left"):
             checkpoint.point(tmp_path, "last", second)
     assert checkpoint.pointed(tmp_path, "last") == first
@@ -307,8 +308,9 @@ def test_pointers_change_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
-def retain(root: Path, keep_last: int, keep_best: int, mode: str = "min") -> list[int]:
-    checkpoint.retain(root, "mine", keep_last, keep_best, "loss", mode)
+def retain(root: Path, keep_last: int, keep_best: int, mode: str = "min", **rule: Any) -> list[int]:
+    wanted = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, mode=Mode(mode), **rule)
+    retention.retain(root, "mine", wanted)
     return steps(root)
 
 

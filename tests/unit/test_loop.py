@@ -459,7 +459,35 @@ def test_the_state_after_a_stop_and_the_message(tmp_path: Path) -> None:
     outcome = loop.fit()
     assert (outcome.status, outcome.why) == ("preempted", "signal SIGTERM")
     assert checkpoint.pointed(tmp_path / "checkpoints", "last") == tmp_path / "checkpoints/step-000003"
-    assert [r["step"] for r in records(loop)] == [3], "steps not yet logged are, before the run leaves"
+    assert records(loop) == [], "the window is still open and travels with the checkpoint"
+
+
+def test_stops_between_records_leave_no_trace_in_them(tmp_path: Path) -> None:
+    """Two stops in one epoch, both in the middle of a window and of a period between saves: every record, and the
+    weights, are those of the uncut run."""
+    keys = {"train.log_every": 5, "train.ema_decay": 0.5, "train.save_every_steps": 6, "train.epochs": 2}
+
+    def toy(folder: str) -> Toy:
+        return Toy(tmp_path / folder, num_clips=40, model=lambda: ToyModel(dropout=0.3), keys=keys)
+
+    uncut = toy("uncut").loop()
+    uncut.fit()
+    assert len(records(uncut)) > 3
+    for stop_at in (3, 7, None):
+        again = toy("cut")
+        loop = again.loop()
+        if stop_at != 3:
+            found = checkpoint.newest_good(tmp_path / "cut/checkpoints")
+            assert found is not None
+            loop.load(found)
+        if stop_at is not None:
+            again.stop.file = tmp_path / "cut/stop"
+            again.stop.file.write_text(f"{stop_at}\n")
+        assert loop.fit().status == ("done" if stop_at is None else "preempted")
+        assert stop_at is None or loop.state.step == stop_at
+        assert not (tmp_path / "cut/stop").exists(), "or the next start would stop at once"
+    assert records(loop) == records(uncut)
+    assert all(torch.equal(weights(loop)[k], v) for k, v in weights(uncut).items())
 
 
 def test_a_finished_run_has_nothing_to_do(tmp_path: Path) -> None:

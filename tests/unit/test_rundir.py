@@ -274,7 +274,7 @@ def test_facts_are_never_half_written(run: RunDir, monkeypatch: pytest.MonkeyPat
         path.write_text(text[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("echofree.checkpoint._write_text", full)
+    monkeypatch.setattr("echofree.durable.sync_text", full)
     with pytest.raises(OSError, match="No space left"):
         run.note(status="done")
     assert run.facts == before

@@ -27,6 +27,8 @@ _FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "-cd": ("config_dir", None),
 }
 _OPTIONAL_VALUE = {"info": "all"}
+# Other spellings of keys: `async` is a word of Python's own, `resume` holds a path and can't have keys below it.
+_SAME = {"checkpoint.async": "checkpoint.async_save", "resume.allow": "resume_allow"}
 
 
 @dataclass
@@ -66,7 +68,7 @@ def parse_flags(argv: Sequence[str]) -> Flags:
         word = words.pop(0)
         name, has_value, value = word.partition("=")
         if name not in _FLAGS or not word.startswith("-"):
-            rest.append(word)
+            rest.append(f"{_SAME[name]}={value}" if has_value and name in _SAME else word)
             continue
         target, choices = _FLAGS[name]
         if choices == ():

@@ -77,6 +77,8 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     ),
     "checkpoint.keep_last": (_at_least_1, "checkpoint.keep_last=2"),
     "checkpoint.keep_best": (_at_least_0, "checkpoint.keep_best=1"),
+    "checkpoint.keep_every_steps": (_at_least_0, "checkpoint.keep_every_steps=10000, or 0 to leave it off"),
+    "checkpoint.window_steps": (_at_least_0, "checkpoint.window_steps=1000, or 0 to leave it off"),
     "logger.mode": (_one_of("offline", "online", "disabled"), "logger.mode=offline"),
     "logger.progress": (_one_of("auto", "on", "off"), "logger.progress=auto"),
     "logger.level": (_one_of("debug", "info", "warning", "error"), "logger.level=info"),

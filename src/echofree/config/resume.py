@@ -20,7 +20,17 @@ from echofree.config.override import flat
 from echofree.errors import CheckpointError, ConfigError
 
 # May always differ: they say where to look or what to show, never what is computed.
-FREE = ("resume", "resume_allow", "logger.progress", "logger.level", "train.max_time")
+FREE: tuple[str, ...] = ("resume", "resume_allow", "logger.progress", "logger.level", "train.max_time")
+FREE += tuple(f"checkpoint.{name}" for name in (
+    "keep_last", "keep_best", "keep_every_steps", "window_steps", "pin", "archive_dir", "async_save", "on_full"
+))  # fmt: skip
+# Names that `resume_allow` takes beside keys and groups -> the keys they cover. `code` and `data` (a group, and its
+# content) are looked at when the run directory is opened.
+NAMES = {
+    "world_size": ("dist", "train.batch_size", "train.gradient_accumulation_steps"),
+    "lr": ("optim.lr",),
+    "code": (),
+}
 # Groups whose option is spread over the whole config.
 GLOBAL_GROUPS = ("experiment", "debug", "local", "model_preset")
 
@@ -129,7 +139,7 @@ def merge(plan: Plan, config: DictConfig, given: set[str]) -> tuple[DictConfig, 
     problems = [
         f"resume_allow: there is no key or group {name!r}. Type a key such as optim.lr or a group such as optim"
         for name in allow
-        if not any(_covers(name, key) for key in {*old, *new})
+        if name not in NAMES and not any(_covers(name, key) for key in {*old, *new})
     ]
     # A group whose option was given is compared with the keys that only the frozen run has, too.
     heads = {key.split(".")[0] for key in given if key.split(".")[0] in ("model", "data", "task", "loss")}
@@ -159,7 +169,7 @@ def merge(plan: Plan, config: DictConfig, given: set[str]) -> tuple[DictConfig, 
 
 
 def _covers(name: str, key: str) -> bool:
-    return key == name or key.startswith(f"{name}.")
+    return any(key == head or key.startswith(f"{head}.") for head in NAMES.get(name, (name,)))
 
 
 def _show(leaves: dict[str, Any], key: str) -> str:

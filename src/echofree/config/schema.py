@@ -38,6 +38,13 @@ class Mode(Enum):
     max = "max"
 
 
+class OnFull(Enum):
+    """What a run does when its disk is full: end with the old checkpoints kept, or wait for space."""
+
+    stop = "stop"
+    wait = "wait"
+
+
 class ScheduleKind(Enum):
     constant = "constant"
     cosine = "cosine"
@@ -47,6 +54,9 @@ class ScheduleKind(Enum):
 class StrategyKind(Enum):
     single = "single"
     ddp = "ddp"
+    fsdp = "fsdp"
+    tensor = "tensor"
+    pipeline = "pipeline"
 
 
 class SyncBatchNorm(Enum):
@@ -89,7 +99,8 @@ class TrainConfig:
     compile: bool = False  # torch.compile
     device: str = "auto"  # auto | cpu | cuda
     final_test: bool = True  # score the best weights on the test split at the end
-    deterministic: bool = False  # torch.use_deterministic_algorithms
+    activation_checkpointing: bool = False  # forget what blocks computed and compute it again: less memory, more time
+    deterministic: bool = False  # every operation; without it those where it costs little
 
 
 @dataclass
@@ -124,6 +135,12 @@ class DistConfig:
     sync_batchnorm: SyncBatchNorm = SyncBatchNorm.auto
     bucket_cap_mb: float = 25.0
     find_unused_parameters: bool = False
+    mesh: dict[str, int] = field(default_factory=dict)  # ranks per axis: {data: 2, tensor: 2}; empty: all on one axis
+    reshard_after_forward: bool = True  # fsdp: give weights back between forward and backward; off: faster, more memory
+    cpu_offload: bool = False  # fsdp: shards of weights, gradients and optimizer states live in main memory
+    schedule: str = "1f1b"  # pipeline: gpipe | 1f1b | interleaved (two stages on each rank)
+    microbatches: int = 4  # pipeline: parts into which each batch of train.batch_size clips is cut
+    stages: list[str] = field(default_factory=list)  # pipeline: blocks that begin a stage; empty: balanced by cost
     threads: int = 0  # intra-op threads of each rank; 0: cores divided by the ranks of this machine
 
 
@@ -135,6 +152,12 @@ class CheckpointConfig:
     mode: Mode = Mode.min  # whether less or more of it is better
     keep_last: int = 2  # newest checkpoints
     keep_best: int = 1  # best checkpoints by `metric`
+    keep_every_steps: int = 0  # for ever: checkpoints whose step is a multiple; 0: off
+    window_steps: int = 0  # all checkpoints of the last optimizer steps; 0: off
+    pin: list[int] = field(default_factory=list)  # steps never removed; a file `pinned` in a checkpoint does the same
+    archive_dir: str | None = None  # what would be removed is copied there first and verified
+    async_save: bool = False  # training goes on while a copy in memory is written; also spelled checkpoint.async
+    on_full: OnFull = OnFull.stop  # a full disk: stop with the old checkpoints kept, or wait for space
 
 
 @dataclass
@@ -165,5 +188,5 @@ class RunConfig:
     seed: int = 0  # of weights, scenes and order
     name: str = "run"  # folder of the run below output_root
     resume: str | None = None  # auto | a run directory | a checkpoint directory
-    resume_allow: list[str] = field(default_factory=list)  # keys or groups that may differ from the resumed run
+    resume_allow: list[str] = field(default_factory=list)  # what may differ: keys, groups, world_size, lr, code, data
     output_root: str = "outputs"  # where run directories go

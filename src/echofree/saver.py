@@ -1,0 +1,183 @@
+"""Saving: at once, or from a copy in memory while training goes on; with pointers, retention and a full disk's policy.
+
+In the background every rank writes in a thread of its own, and the ranks agree over a group of their own, so that no
+exchange of the training is ever mixed up with one of the save.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from echofree import checkpoint, retention, space
+from echofree.config.schema import CheckpointConfig, OnFull
+from echofree.dist.watchdog import Pulse
+from echofree.dist.world import World
+from echofree.errors import SaveFailed
+from echofree.stop import StopFlag
+
+log = logging.getLogger("echofree")
+
+POLL_S = 5.0  # while a full disk is waited for
+REMIND_S = 300.0  # between two warnings about the same
+
+
+class Saver:
+    """Writes the checkpoints of one run; every rank has one and calls it at the same steps.
+
+    Args:
+        root: the run's checkpoint folder.
+        rule: what is kept, whether in the background, what a full disk means.
+    """
+
+    def __init__(self, root: Path, run_id: str, rule: CheckpointConfig, world: World, pulse: Pulse, stop: StopFlag):
+        self.root, self.run_id, self.rule, self.world, self.pulse, self.stop = root, run_id, rule, world, pulse, stop
+        self.background = rule.async_save
+        self._aside = world.twin("save") if self.background else world
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._pool: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._stall_s = 0.0
+        self._told = -REMIND_S
+
+    def save(self, shared: Mapping[str, Any], own: Mapping[str, Any], about: Mapping[str, Any], better: bool) -> Path:
+        """-> the folder, which in the background isn't finished yet.
+
+        Args:
+            shared, own, about: as in `checkpoint.save`; `about["best_step"]` is that of the best so far.
+            better: whether this is the best so far.
+
+        Raises:
+            SaveFailed: this save, or the one before in the background, couldn't be written.
+        """
+        began = time.perf_counter()
+        self.finish()
+        mine = dict(shared) if self.world.is_first else {}
+        num_bytes, num_files = space.size(mine) + space.SLACK_BYTES, len(mine) + self.world.size + space.SLACK_FILES
+        self._room(self.world, num_bytes, num_files)
+        if not self.background:
+            self._write(self.world, mine, own, about, better)
+        else:
+            mine, own = self._copy(mine, ("shared",)), self._copy(dict(own), ("own",))
+            arguments = (self._aside, mine, own, about, better)
+            self._thread = threading.Thread(target=self._beside, args=arguments, name="save", daemon=True)
+            self._thread.start()
+        stall_s = time.perf_counter() - began
+        self._stall_s += stall_s
+        target = self.root / f"{checkpoint.PREFIX}{about['step']:06d}"
+        if self.background:
+            log.info("saving %s in the background, training stood for %.3f s", os.path.relpath(target), stall_s)
+        return target
+
+    def finish(self) -> None:
+        """Waits for the save in the background.
+
+        Raises:
+            SaveFailed: it couldn't be written.
+        """
+        if self._thread is not None:
+            while self._thread.is_alive():
+                self.pulse.at("save")  # a slow disk isn't a rank that stands
+                self._thread.join(1.0)
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def take_stall_s(self) -> float:
+        """Seconds that training has stood for saves since the last call."""
+        stall_s, self._stall_s = self._stall_s, 0.0
+        return stall_s
+
+    def watch(self, num_bytes: int) -> None:
+        """While training, on rank 0: a warning when the next save won't fit."""
+        if self.world.is_first and time.monotonic() - self._told > REMIND_S:
+            why = space.problem(self.root, num_bytes, space.SLACK_FILES)
+            if why:
+                self._told = time.monotonic()
+                log.warning("the next checkpoint won't fit: %s. Free some", why)
+
+    def _room(self, world: World, num_bytes: int, num_files: int) -> None:
+        """Returns when one more checkpoint fits.
+
+        Raises:
+            SaveFailed: it doesn't, and waiting isn't the policy or the run was asked to stop.
+        """
+        why = world.from_first(space.problem(self.root, num_bytes, num_files) if world.is_first else "")
+        began = time.monotonic()
+        while why:
+            stops = world.sum([float(self.stop.wanted())])[0]
+            if self.rule.on_full is OnFull.stop or stops:
+                raise SaveFailed(
+                    f"no checkpoint could be written: {why}. Earlier checkpoints are untouched. Free some space (or "
+                    "lower checkpoint.keep_last) and start again with resume=auto; checkpoint.on_full=wait waits",
+                    full=True,
+                )
+            if world.is_first and time.monotonic() - self._told > REMIND_S:
+                self._told = time.monotonic()
+                log.warning("waiting for space (checkpoint.on_full=wait): %s", why)
+            self.pulse.at("wait for space")
+            time.sleep(POLL_S)
+            why = world.from_first(space.problem(self.root, num_bytes, num_files) if world.is_first else "")
+        if time.monotonic() - began > POLL_S and world.is_first:
+            log.info("there is space again after %.0f s", time.monotonic() - began)
+
+    def _write(self, world: World, shared: Any, own: Any, about: Mapping[str, Any], better: bool) -> None:
+        """The save itself, the pointers and the retention; again and again when a full disk is waited for."""
+        began, root = time.perf_counter(), self.root
+        while True:
+            try:
+                folder = checkpoint.save(root, about["step"], shared, own, about, world)
+                break
+            except SaveFailed as error:
+                stops = world.sum([float(self.stop.wanted())])[0]
+                if not error.full or self.rule.on_full is OnFull.stop or stops:
+                    raise
+                if world.is_first and time.monotonic() - self._told > REMIND_S:
+                    self._told = time.monotonic()
+                    log.warning("trying again (checkpoint.on_full=wait): %s", error)
+                self.pulse.at("wait for space")
+                time.sleep(POLL_S)
+        if world.is_first:
+            checkpoint.point(root, "last", folder)
+            if better:
+                checkpoint.point(root, "best", folder)
+            elif checkpoint.pointed(root, "best") is None:
+                best = root / f"{checkpoint.PREFIX}{about['best_step']:06d}"
+                checkpoint.point(root, "best", best if best in checkpoint.complete(root) else folder)
+            removed = retention.retain(root, self.run_id, self.rule)
+            log.info(
+                "saved %s in %.2f s%s",
+                os.path.relpath(folder),
+                time.perf_counter() - began,
+                f", removed {len(removed)} older" if removed else "",
+            )
+        world.barrier()
+
+    def _beside(self, *arguments: Any) -> None:
+        try:
+            self._write(*arguments)
+        except BaseException as error:
+            self._error = error  # raised by the next save, or at the end
+
+    def _copy(self, tree: Any, path: tuple[Any, ...]) -> Any:
+        """`tree` with its tensors copied to the host, into the memory of the last copy where it fits: fresh pages cost
+        more than the copy."""
+        if isinstance(tree, torch.Tensor):
+            old = self._pool.get(path)
+            if old is None or old.shape != tree.shape or old.dtype != tree.dtype:
+                pin = tree.device.type == "cuda"
+                old = self._pool[path] = torch.empty(tree.shape, dtype=tree.dtype, device="cpu", pin_memory=pin)
+            return old.copy_(tree.detach())
+        if isinstance(tree, Mapping):
+            return {key: self._copy(value, (*path, key)) for key, value in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self._copy(value, (*path, i)) for i, value in enumerate(tree))
+        return tree
