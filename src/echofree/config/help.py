@@ -40,9 +40,9 @@ VERBS: dict[str, Verb] = {
             ("data", "the group of train, with its keys; left out: the data of the run"),
         ),
         examples=(
-            ("checkpoint=outputs/run/2026-01-31_12-00-00", "on the test split that the run was trained beside"),
+            ("checkpoint=outputs/tiny/2026-01-31_12-00-00", "on the test split that the run was trained beside"),
             (
-                "checkpoint=outputs/run/2026-01-31_12-00-00 data=folder data.root=/path/to/recordings",
+                "checkpoint=outputs/tiny/2026-01-31_12-00-00 data=folder data.root=/path/to/recordings",
                 "on your own files",
             ),
         ),
@@ -56,7 +56,7 @@ VERBS: dict[str, Verb] = {
             ("far", "the far end's file, as sent to the loudspeaker"),
             ("out", "where the cleaned file goes"),
         ),
-        examples=(("model=outputs/run/2026-01-31_12-00-00 mic=mic.wav far=far.wav out=clean.wav", "one file"),),
+        examples=(("model=outputs/tiny/2026-01-31_12-00-00 mic=mic.wav far=far.wav out=clean.wav", "one file"),),
     ),
 }
 
