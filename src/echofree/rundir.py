@@ -43,6 +43,7 @@ PACKAGES = (
 )
 PATCH_LIMIT_BYTES = 2_000_000
 LOCK_TRIES = 6
+RESTART_S = 600.0  # a start takes longer only when it fails
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")  # others round otherwise
 # Variables that change what a run does.
 VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD", "CUBLAS_WORKSPACE_CONFIG", "WANDB_MODE", "TMPDIR")
@@ -109,7 +110,7 @@ def _fill(folder: Path, config_text: str, command: Sequence[str], seed: int, par
         "machine": machine(),
         "environment": environment(),
         "cwd": str(Path.cwd()),
-        "packages": _packages(),
+        "packages": packages(),
         "code_digest": code_digest(),
         **code,
         "world": None,
@@ -131,7 +132,7 @@ def _mkdir_unique(parent: Path, stamp: str) -> Path:
     raise OSError(f"{parent} already has 1000 runs of {stamp}")
 
 
-def _packages() -> dict[str, str]:
+def packages() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
@@ -377,9 +378,17 @@ def is_alive(folder: Path) -> bool:
 
 
 def status(folder: Path) -> str:
-    """created | running | done | failed | preempted | stopped; a run whose process is gone isn't running."""
-    said: str = RunDir(folder, is_first=False).facts["status"]
-    return "failed" if said == "running" and not is_alive(folder) else said
+    """created | running | restarting | done | failed | preempted | stopped | interrupted; a run whose process is gone
+    isn't running."""
+    return truth(folder, RunDir(folder, is_first=False).facts)
+
+
+def truth(folder: Path, facts: Mapping[str, Any]) -> str:
+    """The status of a run whose run.json has been read. Between two starts (dist.max_restarts) nobody holds it."""
+    said: str = facts["status"]
+    if said == "restarting" and time.time() - facts["restarts"][-1]["time"] < RESTART_S:
+        return said
+    return "failed" if said in ("running", "restarting") and not is_alive(folder) else said
 
 
 def command_line() -> list[str]:

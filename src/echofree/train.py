@@ -133,7 +133,7 @@ def prepare(composed: Composed, size: int) -> Path:
     after = flat(frozen.freeze(config))
     settings = {key: after[key] for key in sorted(composed.changed) if key in after}
     rundir.RunDir(run_dir, is_first=True).note(
-        changed=sorted(composed.changed), settings=settings, notes=composed.notes
+        changed=sorted(composed.changed), settings=settings, notes=composed.notes, metric=config.checkpoint.metric
     )
     composed.run_dir = run_dir
     return run_dir
@@ -330,12 +330,15 @@ def run_config(
 
     from echofree.banner import banner
     from echofree.config import frozen
+    from echofree.config.build import build_model
     from echofree.data.loader import Plan, TrainLoader
     from echofree.dist.strategy import Amp, build_strategy
     from echofree.final import final_scores
     from echofree.logger.build import build_logger
     from echofree.loop import Loop
+    from echofree.model.count import describe
     from echofree.optim import build_optimizer
+    from echofree.recompute import recompute
     from echofree.restart import go_on
     from echofree.stop import FILE as STOP_FILE
     from echofree.stop import StopFlag, seconds
@@ -347,18 +350,20 @@ def run_config(
 
     source, task, model = parts.source, parts.task, parts.model.to(device)
     train, valid = source.split("train"), source.split("valid")
-    own_seed = config.seed * 1_000_003 + world.rank + 1  # other dropout on every rank
+    about = describe(model) if world.is_first else ""  # before the strategy: afterwards no rank may call it alone
+    if config.train.activation_checkpointing:
+        recompute(model)
+    amp = Amp(config.train.precision.value, device)
+    strategy = build_strategy(config.dist, model, amp, world)
+    own_seed = config.seed * 1_000_003 + strategy.random_rank + 1  # other dropout for other clips
     torch.manual_seed(own_seed)
     random.seed(own_seed)
     np.random.seed(own_seed % 2**32)
-
-    amp = Amp(config.train.precision.value, device)
-    strategy = build_strategy(config.dist, model, amp, world)
     if config.train.compile:
         model.compile()
     accumulation = config.train.gradient_accumulation_steps
     plan = Plan(len(train), config.train.batch_size, accumulation, strategy.data_size, config.seed)
-    optimizer = build_optimizer(config.optim, model.parameters())
+    optimizer = build_optimizer(config.optim, strategy.parameters)
     logger = build_logger(config.logger, run.folder, log.info) if world.is_first else None
 
     def make_loader(start: tuple[int, int]) -> TrainLoader:
@@ -380,7 +385,7 @@ def run_config(
         },
     )  # fmt: skip
     if world.is_first:
-        banner(config, run, world, device, model, source, plan, loop)
+        banner(config, run, world, device, about, source, plan, loop)
     if logger is not None:
         logger.start(run.facts, frozen.freeze(config))
     status = "failed"
@@ -391,7 +396,14 @@ def run_config(
         pulse.warm = False  # what rank 0 still has to do may take its time
         if outcome.status != "preempted" and config.train.final_test:
             bar = loop.bar(None, "test clips")
-            final_scores(config, strategy.bare, source, run, world, str(device), bar)
+            # shards can't be called clip by clip: then every rank scores its clips with a model of its own
+            scored = strategy.bare if strategy.whole else build_model(config).to(device)
+
+            def scored_one(n: int) -> None:
+                bar.update(n)
+                pulse.at("score")
+
+            final_scores(config, scored, source, run, world, str(device), scored_one)
             bar.close()
     except (RuntimeError, MemoryError) as error:
         if text := _without_memory(error, loop):

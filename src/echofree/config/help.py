@@ -58,6 +58,32 @@ VERBS: dict[str, Verb] = {
         ),
         examples=(("model=outputs/tiny/2026-01-31_12-00-00 mic=mic.wav far=far.wav out=clean.wav", "one file"),),
     ),
+    "reproduce": Verb(
+        "run a run again and compare: exit code 0 only if every record and weight is equal",
+        "run=<run dir> [reproduce.code=recorded] [reproduce.steps=N]",
+        keys=(
+            ("run", "the run directory"),
+            ("reproduce.code", "current, or recorded: the run's own commit and patch in a checkout"),
+            ("reproduce.steps", "the first steps only"),
+        ),
+        examples=(
+            ("run=outputs/tiny/2026-01-31_12-00-00", "all of it"),
+            ("run=outputs/tiny/2026-01-31_12-00-00 reproduce.code=recorded reproduce.steps=50", "a quick check"),
+        ),
+    ),
+    "runs": Verb(
+        "a table of runs: status, step, best score, changed settings; or how two differ",
+        "[dir] [filter=...] [sort=...] [diff=[a,b]] [format=table|csv|json]",
+        keys=(
+            ("dir", "the folder to look in: outputs, or a sweep's"),
+            ("filter", "conditions that all hold: status=done,optim.lr=0.001"),
+            ("diff", "[a,b]: the settings in which two runs differ"),
+        ),
+        examples=(
+            ("outputs filter=status=failed", "those that failed, or died without a word"),
+            ("multirun sort=-best format=csv", "a sweep, the best last or first"),
+        ),
+    ),
 }
 
 EXIT_CODES = (
