@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from echofree import checkpoint
 from echofree.contracts import Clip, Dataset, DataSource
 from echofree.dist.world import World
-from echofree.progress import Progress
 from echofree.rundir import RunDir
 
 log = logging.getLogger("echofree")
@@ -43,13 +43,19 @@ class Share:
 
 
 def final_scores(
-    config: Any, model: Any, source: DataSource, run: RunDir, world: World, device: str, bar: Progress | None = None
+    config: Any,
+    model: Any,
+    source: DataSource,
+    run: RunDir,
+    world: World,
+    device: str,
+    done: Callable[[int], None] = lambda n: None,
 ) -> None:
     """Writes evaluate/test/scores.csv and scores.json into the run directory and logs the table.
 
     Args:
         model: whatever the best checkpoint's weights fit; they are loaded into it.
-        bar: counts this rank's clips.
+        done: called with the number of this rank's clips scored since the last call.
     """
     from echofree.config.frozen import freeze
     from echofree.evaluate import build_metrics, build_systems, protocol, table, tell, write_scores
@@ -68,7 +74,7 @@ def final_scores(
     rate_hz, names = int(model.sample_rate), list(CORE)
     metrics = build_metrics(names, rate_hz, "whole")
     systems = build_systems("model", model, ["mic", "linear"], rate_hz, device)
-    mine = score(systems, Share(dataset, world.rank, world.size), metrics, done=bar.update if bar else lambda n: None)
+    mine = score(systems, Share(dataset, world.rank, world.size), metrics, done=done)
     rows = [row for part in world.gather(mine) for row in part]
     if not world.is_first:
         return
