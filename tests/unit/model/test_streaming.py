@@ -88,6 +88,7 @@ def test_linear_details_and_contract(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_ten_minutes_stay_stable(rng: np.random.Generator) -> None:
     """No growth of the state, no loss of echo reduction: the last 30 s against the second 30 s."""
     far = speech(rng, 30.0)
