@@ -14,7 +14,7 @@ of levels in the data.
 
 Legend: B batch, P input planes, T samples, L frames, F bins, K bands, H hidden, W features per frame, C channel.
 Images are [B, L, W, C], channels last: pointwise layers are Linear, sub-pixel layers a reshape, and depthwise
-convolutions on a CPU 3 to 6 times faster than channels first (16 clips of 4 s: 29 ms against 115 ms for all five).
+convolutions on a CPU 3 to 6 times faster than channels first (16 clips of 4 s: 37 ms against 115 ms for all five).
 """
 
 from __future__ import annotations
