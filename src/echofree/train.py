@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return start(composed)
     except UserError as error:
         return report(error)
+    except KeyboardInterrupt:
+        print("interrupted before the run had started", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
 
 
 def job(composed: Composed) -> float | None:
@@ -58,6 +61,9 @@ def job(composed: Composed) -> float | None:
     Raises:
         EchoFreeError: the job failed.
     """
+    from echofree.machines import refuse_sweep
+
+    refuse_sweep(composed)
     code = start(composed)
     if code != ExitCode.DONE:
         kinds = {kind.exit_code: kind for kind in (UserError, Preempted, Interrupted)}
@@ -81,16 +87,21 @@ def start(composed: Composed) -> int:
 
     dist = composed.config.dist
     count = 1 if dist.name.value == "single" else how_many(dist.num_procs, composed.config.train.device)
+    if dist.num_nodes > 1:
+        from echofree import machines
+
+        del parts
+        return machines.run(composed, count, machines.Steps(prepare, _verdict, _note_restart))
     run_dir = prepare(composed, count)
     if count == 1 and not dist.max_restarts:
         return work(run_dir, parts=parts)
     del parts  # the ranks build their own
-    code = _verdict(run_dir, launch(count, run_dir, dist.start_timeout_s))
+    code = _verdict(run_dir, launch(count, run_dir, dist.start_timeout_s, interface=dist.interface))
     for number in range(1, dist.max_restarts + 1):
         if code != ExitCode.FAILED:
             break
         _note_restart(run_dir, number, dist.max_restarts)
-        code = _verdict(run_dir, launch(count, run_dir, dist.start_timeout_s))
+        code = _verdict(run_dir, launch(count, run_dir, dist.start_timeout_s, interface=dist.interface))
     return code
 
 
@@ -186,7 +197,7 @@ def _verdict(run_dir: Path, ended: Ended) -> int:
     if said == "preempted":
         return int(ExitCode.PREEMPTED)
     failure = run.first_failure()
-    if said == "interrupted" or ended.interrupted:
+    if said == "interrupted" or ended.interrupted or (ended.by_hand and failure is None):
         run.note(status="interrupted", end=time.time())
         return int(ExitCode.INTERRUPTED)
     if ended.asked and failure is None:
@@ -314,6 +325,12 @@ def build(config: Any) -> Parts:
     return Parts(source, build_model(config), build_task(config))
 
 
+def num_threads(ranks: int, workers: int) -> int:
+    """Intra-op threads of a rank: its share of this machine's cores, less one that its loader workers keep busy. Two
+    threads that wait for one core cost far more than they bring: small operations take up to ten times as long."""
+    return max(1, (os.cpu_count() or 1) // ranks - (1 if workers else 0))
+
+
 def run_config(
     config: Any,
     run: RunDir,
@@ -345,7 +362,7 @@ def run_config(
 
     stop = StopFlag(seconds(config.train.max_time), run.folder / STOP_FILE)
     stop.install()
-    torch.set_num_threads(config.dist.threads or max(1, (os.cpu_count() or 1) // world.local_size))
+    torch.set_num_threads(config.dist.threads or num_threads(world.local_size, config.data.num_workers))
     settle_algorithms(config.train.deterministic)
 
     source, task, model = parts.source, parts.task, parts.model.to(device)
@@ -490,8 +507,9 @@ def _device(asked: str, world: World) -> torch.device:
 
 
 def _join(dist: Any, world: World, device: torch.device) -> None:
-    from echofree.dist.world import choose_backend, join
+    from echofree.dist.world import choose_backend, join, use_interface
 
+    use_interface(dist.interface, world)
     backend = dist.backend.value
     join(world, choose_backend(backend, device), device, dist.start_timeout_s, dist.timeout_s, dist.init_method)
 

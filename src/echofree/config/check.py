@@ -63,6 +63,7 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     "optim.min_lr_ratio": (_share, "optim.min_lr_ratio=0.01"),
     "optim.plateau_factor": ((lambda v: 0 < v < 1, "between 0 and 1"), "optim.plateau_factor=0.5"),
     "optim.plateau_patience": (_at_least_0, "optim.plateau_patience=2"),
+    "dist.num_nodes": (_at_least_1, "dist.num_nodes=1"),
     "dist.timeout_s": (_positive, "dist.timeout_s=300"),
     "dist.start_timeout_s": (_positive, "dist.start_timeout_s=600"),
     "dist.max_restarts": (_at_least_0, "dist.max_restarts=0"),
@@ -181,14 +182,47 @@ def _dist(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         world = os.environ.get("WORLD_SIZE", "1")
         if "TORCHELASTIC_RUN_ID" in os.environ and world != "1":
             yield f"torchrun started {world} processes; dist=single would make them {world} equal runs. Type: dist=ddp"
+        if dist.num_nodes > 1 or dist.rendezvous is not None:
+            yield "dist=single runs one process, but dist.num_nodes or dist.rendezvous asks for several. Type: dist=ddp"
         if dist.backend == Backend.nccl:
             yield "dist.backend=nccl would be ignored by dist=single. Type: dist=ddp dist.backend=nccl"
         return
+    yield from _machines(dist)
     if dist.backend == Backend.nccl:
         if config.train.device == "cpu":
             yield "dist.backend=nccl works on GPUs only, but train.device=cpu. Type: dist.backend=gloo"
         elif not _has_cuda():
             yield "dist.backend=nccl needs a GPU that torch can use, and there is none here. Type: dist.backend=auto"
+
+
+def _machines(dist: DictConfig) -> Iterator[str]:
+    """dist.num_nodes, dist.rendezvous and dist.interface; whether they exist on this machine is seen at the start."""
+    if dist.rendezvous is not None and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", dist.rendezvous):
+        yield (
+            f"dist.rendezvous={dist.rendezvous}: must be HOST:PORT, a machine of the run as the others reach it. Type: "
+            "dist.rendezvous=10.0.0.5:29400"
+        )
+    if dist.interface is not None and not re.fullmatch(r"[^\^=,\s/]+", dist.interface):
+        ncclish = " (^ and = are NCCL's syntax)" if dist.interface[:1] in ("^", "=") else ""
+        yield (
+            f"dist.interface={dist.interface}: must be the name of one interface{ncclish}. Type: dist.interface=eth0 "
+            "(python -m echofree.doctor lists them)"
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ and "ECHOFREE_JOB_ID" not in os.environ:
+        if dist.num_nodes > 1 or dist.rendezvous is not None:
+            yield (
+                "torchrun has brought the machines together already: leave out dist.num_nodes and dist.rendezvous, and "
+                "give torchrun --nnodes and --rdzv-endpoint"
+            )
+    elif dist.num_nodes > 1 and dist.rendezvous is None:
+        yield (
+            f"dist.num_nodes={dist.num_nodes} needs a place to meet: an address of one of the machines and a free "
+            "port. Type: dist.rendezvous=10.0.0.5:29400, the same on every machine"
+        )
+    elif dist.num_nodes == 1 and dist.rendezvous is not None:
+        yield f"dist.rendezvous={dist.rendezvous} is for several machines. Type: dist.num_nodes=2, or leave it out"
+    if dist.num_nodes > 1 and dist.init_method != "auto":
+        yield f"dist.init_method={dist.init_method} and dist.num_nodes={dist.num_nodes}: leave dist.init_method out"
 
 
 def _has_cuda() -> bool:

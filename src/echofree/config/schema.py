@@ -127,6 +127,9 @@ class DistConfig:
 
     name: StrategyKind = StrategyKind.single
     num_procs: str = "1"  # a number, or auto: all GPUs of this machine (without GPUs: 1)
+    num_nodes: int = 1  # machines; above 1, type the same command on each, with dist.rendezvous
+    rendezvous: str | None = None  # HOST:PORT on one of the machines, which all others can reach
+    interface: str | None = None  # network interface of gloo and NCCL; null: the one that leads to the other machines
     backend: Backend = Backend.auto  # auto: nccl on GPUs, gloo on CPUs
     init_method: str = "auto"  # auto | env:// | tcp://host:port | file:///path
     timeout_s: float = 300.0  # a rank that doesn't move for longer is named, and the run ends
@@ -141,7 +144,7 @@ class DistConfig:
     schedule: str = "1f1b"  # pipeline: gpipe | 1f1b | interleaved (two stages on each rank)
     microbatches: int = 4  # pipeline: parts into which each batch of train.batch_size clips is cut
     stages: list[str] = field(default_factory=list)  # pipeline: blocks that begin a stage; empty: balanced by cost
-    threads: int = 0  # intra-op threads of each rank; 0: cores divided by the ranks of this machine
+    threads: int = 0  # intra-op threads of each rank; 0: its share of the cores, less one for its loader workers
 
 
 @dataclass

@@ -16,12 +16,14 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from echofree.dist.world import JOB_ID
+from echofree.dist.endpoint import Place
+from echofree.dist.world import ATTEMPT, INTERFACE, JOB_ID
 from echofree.errors import ExitCode
 from echofree.process import children, die_with, exists, oom_kills
 
@@ -48,14 +50,15 @@ class Ended:
         code: 0, or the exit code of the first rank that failed (1 if a signal ended it).
         rank: which one that was.
         text: what a rank can't say itself: that it was killed, or left without an error.
-        asked: the launcher was told to stop by a signal; `interrupted`: it was told twice by Ctrl-C, or once before
-            the ranks could save.
+        asked: the launcher was told to stop by a signal; `by_hand`: one of them was Ctrl-C; `interrupted`: it was told
+            twice by Ctrl-C, or once before the ranks could save.
     """
 
     code: int = 0
     rank: int = 0
     text: str = ""
     asked: bool = False
+    by_hand: bool = False
     interrupted: bool = False
 
 
@@ -90,8 +93,9 @@ class Ranks:
         """After the launch: what to report."""
         told = self.first
         asked = bool(self.signals)
-        early = told is not None and told[1] == -signal.SIGINT
-        ended = Ended(code, asked=asked, interrupted=early or self.signals.count(signal.SIGINT) > 1)
+        early = told is not None and told[1] in (-signal.SIGINT, ExitCode.INTERRUPTED)
+        by_hand = signal.SIGINT in self.signals
+        ended = Ended(code, asked=asked, by_hand=by_hand, interrupted=early or self.signals.count(signal.SIGINT) > 1)
         if told is None or code == 0:
             return ended
         ended.rank = told[0]
@@ -148,33 +152,32 @@ class Ranks:
                     _kill(pid, signal.SIGKILL)
 
 
-def launch(num_procs: int, run_dir: Path, start_timeout_s: float) -> Ended:
-    """Runs `num_procs` ranks to their end.
+def launch(
+    num_procs: int, run_dir: Path, start_timeout_s: float, place: Place | None = None, interface: str | None = None
+) -> Ended:
+    """Runs `num_procs` ranks to their end: all there are, or those of one of several machines.
 
-    The meeting point is a free port of the loopback interface that the machine chooses, and every rank checks the job's
-    id, so that two jobs at once never meet.
+    The meeting point is a free port of the loopback interface that the machine chooses, or where the machines have met.
+    Every rank checks the job's id, so that two jobs at once never meet.
+
+    Args:
+        place: this machine's among several, or None.
+        interface: `dist.interface` of a run on one machine.
     """
-    job_id = uuid.uuid4().hex
-    added = {JOB_ID: job_id, LAUNCHER: str(os.getpid())}
+    job_id = uuid.uuid4().hex if place is None else place.job_id
+    added = {JOB_ID: job_id, LAUNCHER: str(os.getpid()), **_network(place, interface)}
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // num_procs))
-    if "GLOO_SOCKET_IFNAME" not in os.environ:
-        added["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that doesn't resolve must not matter on one machine
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it ourselves, with the cause
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        **_meet(place, start_timeout_s),
         nproc_per_node=num_procs,
         run_id=job_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        rdzv_configs={"timeout": int(start_timeout_s)},
         max_restarts=0,  # ours start a fresh job: torch's reuse the store, which breaks over gloo
         monitor_interval=0.1,
         start_method="spawn",
-        local_addr="localhost",
         signals_to_handle="SIGQUIT",  # the others are forwarded: torch would kill ranks that are saving
         shutdown_timeout=GRACE_S,
     )
@@ -196,6 +199,32 @@ def launch(num_procs: int, run_dir: Path, start_timeout_s: float) -> Ended:
             else:
                 os.environ[name] = value
     return ranks.ended(code)
+
+
+def _network(place: Place | None, interface: str | None) -> dict[str, str]:
+    """The variables by which gloo and NCCL find the interface; what the user has exported stays."""
+    if place is not None:
+        found = {INTERFACE: place.interface, "NCCL_SOCKET_IFNAME": place.interface, ATTEMPT: str(place.attempt)}
+        return {k: v for k, v in found.items() if v and (k != "NCCL_SOCKET_IFNAME" or k not in os.environ)}
+    if interface is not None:
+        return {INTERFACE: interface, "NCCL_SOCKET_IFNAME": interface}
+    # a host name that doesn't resolve must not matter on one machine
+    return {} if INTERFACE in os.environ else {INTERFACE: "lo"}
+
+
+def _meet(place: Place | None, start_timeout_s: float) -> dict[str, Any]:
+    """Where torch's launcher finds the others: nobody, on a free port; or the store of the meeting."""
+    timeout = max(1, int(start_timeout_s))
+    if place is None:
+        return {
+            "min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0",
+            "rdzv_configs": {"timeout": timeout}, "local_addr": "localhost",
+        }  # fmt: skip
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    return {
+        "min_nodes": place.num_nodes, "max_nodes": place.num_nodes, "rdzv_backend": "static",
+        "rdzv_endpoint": f"{host}:{place.port}", "rdzv_configs": {"timeout": timeout, "rank": place.number},
+    }  # fmt: skip
 
 
 def _kill(pid: int, number: int) -> None:

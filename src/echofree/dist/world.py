@@ -22,6 +22,7 @@ from echofree.errors import ConfigError, EchoFreeError
 from echofree.process import exists
 
 JOB_ID = "ECHOFREE_JOB_ID"  # set by the local launcher: every rank checks that it joined its own job
+ATTEMPT = "ECHOFREE_ATTEMPT"  # of a run on several machines, whose store outlives a restart
 INTERFACE = "GLOO_SOCKET_IFNAME"  # the network interface that gloo uses
 TORCHRUN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -168,7 +169,7 @@ def join(
             f"within dist.start_timeout_s={start_timeout_s:g} s: {error}"
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"echofree/{attempt}", store)
+    store = PrefixStore(f"echofree/{os.environ.get(ATTEMPT, '0')}.{attempt}", store)
     store.set_timeout(limit)
     _check_same_job(store, world, start_timeout_s)
     world.store = PrefixStore("watchdog", store.clone())  # type: ignore[attr-defined]
@@ -187,6 +188,13 @@ def join(
     found = world.gather((socket.gethostname(), os.getpid()))
     world.hosts, world.pids = [host for host, _ in found], [pid for _, pid in found]
     return world
+
+
+def use_interface(asked: str | None, world: World) -> None:
+    """`dist.interface`, for gloo and NCCL of this process. Ranks that EchoFree started have theirs from the launcher,
+    which knows the other machines."""
+    if asked is not None and world.source == "torchrun":
+        os.environ[INTERFACE] = os.environ["NCCL_SOCKET_IFNAME"] = asked
 
 
 def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
