@@ -211,10 +211,20 @@ def test_signals_to_the_launcher(
         job.process.send_signal(number)
         time.sleep(0.2)
     job.ends(code, 30.0)
-    assert time.monotonic() - began < END_S
+    assert time.monotonic() - began < (30.0 if code == 75 else END_S)  # saving may take its time
     assert job.facts["status"] == status
     saved = list((job.run / "checkpoints").glob("step-*/manifest.json"))
     assert len(saved) == (1 if code == 75 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code", "status"), [(15, 75, "preempted"), (2, 130, "interrupted")])
+def test_a_signal_while_the_ranks_start(start: Callable[..., Job], number: int, code: int, status: str) -> None:
+    job = start(*PACED)
+    until(lambda: len(job.left()) >= 3, START_S, lambda: job.text)
+    job.process.send_signal(number)
+    job.ends(code, 30.0)
+    assert job.facts["status"] == status
 
 
 @pytest.mark.slow
