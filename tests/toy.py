@@ -165,7 +165,7 @@ class Toy:
         plan = Plan(
             len(data), train.batch_size, train.gradient_accumulation_steps, strategy.data_size, config.seed
         )  # fmt: skip
-        optimizer = build_optimizer(config.optim, model.parameters())
+        optimizer = build_optimizer(config.optim, strategy.parameters)
 
         def make_loader(start: tuple[int, int]) -> TrainLoader:
             return TrainLoader(data, plan, strategy.data_rank, train.epochs, start, self.workers, 2)

@@ -15,17 +15,15 @@ from echofree.contracts import DataSource
 from echofree.data.loader import Plan
 from echofree.dist.world import World
 from echofree.loop import Loop
-from echofree.model.count import describe
 from echofree.rundir import RunDir
 
 log = logging.getLogger("echofree")
 
 
 def banner(
-    config: Any, run: RunDir, world: World, device: torch.device, model: torch.nn.Module, source: DataSource, plan:
-    Plan, loop: Loop
-) -> None:  # fmt: skip
-    """Says everything once, on rank 0."""
+    config: Any, run: RunDir, world: World, device: torch.device, about: str, source: DataSource, plan: Plan, loop: Loop
+) -> None:
+    """Says everything once, on rank 0; `about` is the line about the model."""
     facts = run.facts
     hosts = ", ".join(sorted(set(world.hosts)))
     where = (
@@ -41,7 +39,7 @@ def banner(
         *facts.get("notes", []),
         "data:",
         *(f"  {what}: {value}" for what, value in source.survey()),
-        describe(model),
+        about,
         arithmetic(config, plan, loop),
     ]
     for line in lines:

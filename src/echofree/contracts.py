@@ -143,6 +143,13 @@ class Model(Protocol):
         hop_samples: samples consumed and produced by one `step`.
         latency_samples: estimate[n] may depend on inputs up to and including n + latency_samples - 1, never later. A
             sample-by-sample stream of the model (echofree.model.streaming.Stream) is late by exactly this much.
+
+    A model of which devices may each hold a part offers one or both of:
+        blocks() -> modules, one tensor [B, L, ...] from each to the next; they hold all trainable weights. With
+            `enter(mic, far, details) -> (x, heard)` before them and `leave(raw, latent, heard, details)` behind,
+            forward is enter, blocks, leave. `raw` is what the last block made of `latent`; `heard` is a mapping of
+            tensors [B, ...] and of what doesn't depend on the clip.
+        tensor_plan() -> names of Linear layers, each "colwise" or "rowwise".
     """
 
     sample_rate: int
@@ -213,18 +220,25 @@ class Strategy(Protocol):
 
     Attributes:
         data_rank, data_size: which share of the data this rank reads.
+        random_rank: which random stream this rank takes; ranks that must drop the same activations share one.
+        whole: whether `bare` is the whole model, so that it can be called on one rank alone.
         model: the module to call in training (wrapped or not).
-        bare: the module to call in evaluation, without any wrapper around it.
-        parameters: what the optimizer trains, as it sees it.
+        bare: the module without any wrapper around it.
+        parameters: what the optimizer trains, as it sees it: this rank's part of the weights.
         buffers: what a forward pass changes beside the gradients; put back when a step is left out.
     """
 
     data_rank: int
     data_size: int
+    random_rank: int
+    whole: bool
     model: torch.nn.Module
     bare: torch.nn.Module
     parameters: list[torch.nn.Parameter]
     buffers: list[Tensor]
+
+    def named(self) -> State:
+        """Name -> trainable weight: the `parameters`, by the names of the model."""
 
     def settle(self) -> None:
         """Before an evaluation: makes equal what may differ between ranks."""
@@ -236,14 +250,27 @@ class Strategy(Protocol):
         """Forward and backward of one step. The gradient left in the parameters is that of (sum of losses over all
         ranks and micro-batches) / total_weight. -> (sum, parts) of this rank, detached."""
 
+    def evaluate(self, task: Task, batch: Batch) -> list[dict[str, Any]]:
+        """`task.evaluate` on this rank's batch; every rank calls it equally often. Ranks that share a batch may give
+        its rows or none, but one of them does."""
+
     def clip(self, max_norm: float | None) -> Tensor:
         """Clips the whole model's gradient; -> the norm before clipping, equal on every rank."""
 
-    def model_state(self) -> State: ...
+    def model_state(self) -> State:
+        """Whole tensors under the model's own names, whatever the strategy: any other can load them, and a single
+        process too. Every rank calls it and gets all."""
 
     def load_model_state(self, state: State) -> None: ...
 
-    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]: ...
+    def gather(self, named: State) -> State:
+        """This rank's part of something shaped like the `named` weights -> the whole, on every rank."""
+
+    def part(self, named: State) -> State:
+        """The reverse of `gather`."""
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """{"state": name of the weight -> what the optimizer remembers}, in whole tensors."""
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None: ...
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from echofree.config.schema import OptimConfig, OptimKind, ScheduleKind
 
@@ -79,14 +79,14 @@ class Schedule:
 
 
 class Ema:
-    """Exponential moving average of the trainable weights, kept beside the model.
+    """Exponential moving average of the trainable weights (name -> weight), kept beside the model.
 
     The decay is ramped as min(decay, (1 + n) / (10 + n)) so that early weights don't linger in short runs.
     """
 
-    def __init__(self, model: nn.Module, decay: float):
+    def __init__(self, named: Mapping[str, Tensor], decay: float):
         self.decay, self.count = decay, 0
-        self.named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.named = dict(named)
         self.shadow = {n: p.detach().clone() for n, p in self.named.items()}
 
     @torch.no_grad()

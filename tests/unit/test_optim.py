@@ -105,7 +105,7 @@ def test_moving_average_by_hand(rng: np.random.Generator) -> None:
     start, values = rng.standard_normal(), rng.standard_normal(3)
     with torch.no_grad():
         net.weight.fill_(start)
-    ema, expected = Ema(net, decay=0.15), start
+    ema, expected = Ema(dict(net.named_parameters()), decay=0.15), start
     for value, decay in zip(values, (0.1, 0.15, 0.15), strict=True):
         with torch.no_grad():
             net.weight.fill_(value)
@@ -116,7 +116,7 @@ def test_moving_average_by_hand(rng: np.random.Generator) -> None:
 
 def test_moving_average_swaps_there_and_back() -> None:
     net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3))
-    ema = Ema(net, 0.5)
+    ema = Ema(dict(net.named_parameters()), 0.5)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(1.0)
@@ -127,7 +127,7 @@ def test_moving_average_swaps_there_and_back() -> None:
     ema.swap()
     assert all(torch.equal(p, live[n]) for n, p in net.named_parameters())
     assert all(torch.equal(ema.shadow[n], v) for n, v in shadow.items())
-    other = Ema(net, 0.5)
+    other = Ema(dict(net.named_parameters()), 0.5)
     other.load_state_dict(ema.state_dict())
     assert all(torch.equal(other.shadow[n], v) for n, v in shadow.items())
     assert not any(other.shadow[n] is ema.shadow[n] for n in shadow)

@@ -1,6 +1,7 @@
-"""Where the work of one step runs: in this process alone, or in every rank with gradients averaged (DDP).
+"""Where the work of one step runs: in this process alone, or in every rank with gradients averaged (DDP). Those that
+share out the model itself stand beside: fsdp, tensor, pipeline.
 
-The loop knows neither by name. The factor by which a back end averages gradients sits in `Ddp.run`, once.
+The loop knows none by name. The factor by which a back end averages gradients sits in `run` of each, once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from echofree.config.schema import DistConfig, StrategyKind, SyncBatchNorm
 from echofree.contracts import Batch, State, Strategy, Task
+from echofree.dist import fit, shard
 from echofree.dist.batchnorm import SyncBatchNorm as Synchronised
 from echofree.dist.batchnorm import has_batchnorm, synchronise
 from echofree.dist.straggler import GradientClock
@@ -47,6 +49,9 @@ class Amp:
         """One optimizer step, left out on the device when the norm isn't finite: nothing is read back to the host with
         a fused optimizer. Other optimizers cost one read per step."""
         if self.scaler.is_enabled():
+            # the norm is that of all ranks: a rank that holds only part of the model must not decide alone
+            for found in self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+                found.copy_(~torch.isfinite(norm))
             self.scaler.step(optimizer)
             self.scaler.update()
         elif getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -60,14 +65,19 @@ class Amp:
 class Single:
     """One process, one device."""
 
-    data_rank = 0
+    data_rank = random_rank = 0
     data_size = 1
+    whole = True
 
     def __init__(self, model: nn.Module, amp: Amp):
         self.bare = self.model = model
         self.amp = amp
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.parameters = list(self._named.values())
         self.buffers = saved_buffers(model)
+
+    def named(self) -> dict[str, Tensor]:
+        return dict(self._named)
 
     def settle(self) -> None:
         """Nothing can differ from other ranks."""
@@ -76,7 +86,10 @@ class Single:
         return nullcontext()
 
     def run(self, task: Task, batches: Sequence[Batch], total_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        return _run(self, self.amp, task, batches, 1.0 / total_weight)
+        return backward(self, self.amp, task, batches, 1.0 / total_weight)
+
+    def evaluate(self, task: Task, batch: Batch) -> list[dict[str, Any]]:
+        return task.evaluate(self.bare, batch)
 
     def clip(self, max_norm: float | None) -> Tensor:
         return _clip(self.parameters, max_norm)
@@ -87,21 +100,31 @@ class Single:
     def load_model_state(self, state: State) -> None:
         self.bare.load_state_dict(state)
 
+    def gather(self, named: State) -> State:
+        return named
+
+    def part(self, named: State) -> State:
+        return named
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return optimizer.state_dict()
+        return {"state": shard.named_state(optimizer, self._named)}
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        optimizer.load_state_dict(state)
+        shard.load_named_state(optimizer, state["state"], self._named)
 
 
 class Ddp:
     """Every rank holds the whole model and an own share of the batch; gradients are averaged over ranks, which
     `run` turns back into the sum that the global weight asks for."""
 
+    whole = True
+
     def __init__(self, model: nn.Module, amp: Amp, world: World, bucket_cap_mb: float, find_unused: bool):
-        self.data_rank, self.data_size = world.rank, world.size
+        self.data_rank = self.random_rank = world.rank
+        self.data_size = world.size
         self.bare, self.amp = model, amp
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.parameters = list(self._named.values())
         self.buffers = saved_buffers(model)
         # synchronised statistics are equal on all ranks by themselves, constants that aren't saved never change
         self._apart = saved_buffers(model, besides=Synchronised)
@@ -117,6 +140,9 @@ class Ddp:
         self.model: nn.Module = self._ddp
         self.clock = GradientClock(self.parameters, device)
 
+    def named(self) -> dict[str, Tensor]:
+        return dict(self._named)
+
     def settle(self) -> None:
         """Before an evaluation, on every rank: rank 0's running statistics for all. DDP copies them at the start of a
         forward pass only, so that after a step each rank has its own."""
@@ -127,9 +153,12 @@ class Ddp:
         return nullcontext() if last else self._ddp.no_sync()
 
     def run(self, task: Task, batches: Sequence[Batch], total_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        result = _run(self, self.amp, task, batches, self.data_size / total_weight)
+        result = backward(self, self.amp, task, batches, self.data_size / total_weight)
         self.clock.stop()
         return result
+
+    def evaluate(self, task: Task, batch: Batch) -> list[dict[str, Any]]:
+        return task.evaluate(self.bare, batch)
 
     def clip(self, max_norm: float | None) -> Tensor:
         return _clip(self.parameters, max_norm)
@@ -140,11 +169,17 @@ class Ddp:
     def load_model_state(self, state: State) -> None:
         self.bare.load_state_dict(state)
 
+    def gather(self, named: State) -> State:
+        return named
+
+    def part(self, named: State) -> State:
+        return named
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return optimizer.state_dict()
+        return {"state": shard.named_state(optimizer, self._named)}
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        optimizer.load_state_dict(state)
+        shard.load_named_state(optimizer, state["state"], self._named)
 
 
 def saved_buffers(model: nn.Module, besides: tuple[type[nn.Module], ...] | type[nn.Module] = ()) -> list[Tensor]:
@@ -153,9 +188,10 @@ def saved_buffers(model: nn.Module, besides: tuple[type[nn.Module], ...] | type[
     return [b for m in modules for n, b in m.named_buffers(recurse=False) if n not in m._non_persistent_buffers_set]
 
 
-def _run(
+def backward(
     strategy: Strategy, amp: Amp, task: Task, batches: Sequence[Batch], factor: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
+    """Forward and backward of `factor` times each micro-batch's loss; -> (sum of the losses, sums of their parts)."""
     total: Tensor | None = None
     totals: dict[str, Tensor] = {}
     for i, batch in enumerate(batches):
@@ -176,11 +212,11 @@ def _clip(parameters: list[nn.Parameter], max_norm: float | None) -> Tensor:
     return norm
 
 
-def build_strategy(config: DistConfig, model: nn.Module, amp: Amp, world: World) -> Single | Ddp:
-    """`dist.name` -> strategy. `model` is on its device.
+def build_strategy(config: DistConfig, model: nn.Module, amp: Amp, world: World) -> Strategy:
+    """`dist.name` -> strategy. `model` is on its device. Every rank calls it.
 
     Raises:
-        ConfigError: dist=single in a world of several ranks.
+        ConfigError: dist=single in a world of several ranks, or a model that this strategy can't share out.
     """
     if config.name is StrategyKind.single:
         if world.size > 1:
@@ -190,6 +226,27 @@ def build_strategy(config: DistConfig, model: nn.Module, amp: Amp, world: World)
         return Single(model, amp)
     if world.size == 1:
         return Single(model, amp)  # a world of one exchanges nothing: the same numbers without a process group
-    if config.sync_batchnorm is not SyncBatchNorm.off and has_batchnorm(model):
-        synchronise(model)
-    return Ddp(model, amp, world, config.bucket_cap_mb, config.find_unused_parameters)
+    found = fit.problems(config, model, world.size)
+    if found:
+        raise ConfigError(found)
+    synchronised = config.sync_batchnorm is not SyncBatchNorm.off and has_batchnorm(model)
+    if config.name is StrategyKind.ddp:
+        if synchronised:
+            synchronise(model)
+        return Ddp(model, amp, world, config.bucket_cap_mb, config.find_unused_parameters)
+    from echofree.dist.mesh import build_grid  # torch's sharding costs a second: only those who use it pay
+
+    grid = build_grid(config, world, amp.device)
+    if synchronised and grid.data_size > 1:
+        synchronise(model, None if "replicate" in grid.axes else grid.group("data"))
+    if config.name is StrategyKind.fsdp:
+        from echofree.dist.fsdp import Fsdp
+
+        return Fsdp(model, amp, grid, config)
+    if config.name is StrategyKind.tensor:
+        from echofree.dist.tensor import TensorParallel
+
+        return TensorParallel(model, amp, grid, config)
+    from echofree.dist.pipeline import Pipeline
+
+    return Pipeline(model, amp, grid, config)

@@ -88,13 +88,26 @@ class Transformer(nn.Module):
         self.mask.open(*self.head.out.parameters())
 
     def forward(self, mic: Tensor, far: Tensor, details: bool = False) -> Tensor | dict[str, Any]:
-        heard = self.chain.analyse(mic, far, details)
-        x = self.embed(compress(heard.spectra).flatten(2))  # [B, L, H]
+        x, heard = self.enter(mic, far, details)
+        x = self.embed(x)  # [B, L, H]
         for layer in self.layers:
             x = layer(x)
-        spectrum, mask = self.mask(self._per_bin(self.head(x)), heard.spectra)  # [B, L, F]
-        est = self.chain.synthesise(spectrum, mic.shape[1])  # [B, T]
-        return {**heard.front, "est": est, "mask": mask, "latent": x} if details else est
+        return self.leave(self.head(x), x, heard, details)
+
+    def enter(self, mic: Tensor, far: Tensor, details: bool = False) -> tuple[Tensor, dict[str, Any]]:
+        """-> (what the first block takes: packed spectra [B, L, 2 S F], what `leave` needs beside the blocks' result);
+        nothing of it trains."""
+        heard = self.chain.analyse(mic, far, details)
+        packed = compress(heard.spectra).flatten(2)  # [B, L, 2 S F]
+        return packed, {"spectra": heard.spectra, "num_samples": mic.shape[1], "front": heard.front}
+
+    def leave(
+        self, raw: Tensor, latent: Tensor, heard: Mapping[str, Any], details: bool = False
+    ) -> Tensor | dict[str, Any]:
+        """The last block's result [B, L, 3 M F] and what it was made of [B, L, H] -> what `forward` returns."""
+        spectrum, mask = self.mask(self._per_bin(raw), heard["spectra"])  # [B, L, F]
+        est = self.chain.synthesise(spectrum, heard["num_samples"])  # [B, T]
+        return {**heard["front"], "est": est, "mask": mask, "latent": latent} if details else est
 
     def _per_bin(self, raw: Tensor) -> Tensor:
         """[B, L, F * 3 M] -> [B, L, F, 3 M]."""
@@ -102,7 +115,7 @@ class Transformer(nn.Module):
 
     def blocks(self) -> list[nn.Module]:
         """The network as a list with one tensor between neighbours: packed spectra [B, L, 2 S F] in, [B, L, H] between,
-        raw masks [B, L, 3 M F] out; `mask` makes the estimate of them."""
+        raw masks [B, L, 3 M F] out; `enter` and `leave` are what stands before and behind."""
         return [self.embed, *self.layers, self.head]
 
     def tensor_plan(self) -> dict[str, str]:
