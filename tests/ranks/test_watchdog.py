@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -239,11 +240,13 @@ def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     """The network is cut: the rank blames it by itself, and isn't blocked."""
     monkeypatch.setattr(watchdog, "PATIENCE_S", 0.2)
 
+    back = threading.Event()
+
     class Cut:
         def set(self, key: str, value: str) -> None: ...
 
         def check(self, keys: list[str]) -> bool:
-            time.sleep(3)
+            back.wait()
             return False
 
     mail = Mailbox(Cut())
@@ -257,11 +260,16 @@ def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     run = RunDir(tmp_path, is_first=False)
     (tmp_path / "logs").mkdir()
     dog = Watchdog(Pulse(), Position(), world, run, 1.0, 1.0, tmp_path / "logs" / "rank0.log")
-    dog.mail = mail
+    first, dog.mail = dog.mail, mail
+    assert first is not None
     text = dog._verdict(verdict.report(0, 3, 0, "agree", 9.0, None), alarm=True)
     assert "rank 1 can't be reached from" in text
     assert "network cut" in text
     dog._file.close()
+    back.set()
+    for box in (mail, first):
+        box.close()
+        box._pool.shutdown(wait=True)  # tests that fork come after this one
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

@@ -80,6 +80,10 @@ class Mailbox:
         found: str | None = self._ask(self._get, key)
         return found
 
+    def close(self) -> None:
+        """Without waiting for an answer that may never come."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _get(self, key: str) -> str | None:
         return self._store.get(key).decode() if self._store.check([key]) else None
 
@@ -146,6 +150,7 @@ class Watchdog:
                     self.mail.put("stop", "failed")
             except Unreachable:
                 log.debug("the store is gone already")
+            self.mail.close()
         self._file.close()
 
     def gone(self) -> list[int]:
