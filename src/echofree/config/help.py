@@ -84,6 +84,18 @@ VERBS: dict[str, Verb] = {
             ("multirun sort=-best format=csv", "a sweep, the best last or first"),
         ),
     ),
+    "doctor": Verb(
+        "what is wrong with this machine, before it costs a night",
+        "[format=table|json] [data=... data.root=...] [dist=...] [output_root=...]",
+        keys=(
+            ("format", "table, or json for scripts"),
+            ("data, dist, train, output_root", "the words of a training, whose needs are compared with what is here"),
+        ),
+        examples=(
+            ("", "drivers, GPUs, network, memory, limits, disk, extras, and a trial of two ranks"),
+            ("dist=ddp dist.num_procs=4 data.root=/path/to/recordings data.num_workers=8", "for that training"),
+        ),
+    ),
 }
 
 EXIT_CODES = (

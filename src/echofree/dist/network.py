@@ -90,10 +90,8 @@ def _read(path: Path) -> str:
 
 
 def described(found: Sequence[Interface]) -> str:
-    """ "lo 127.0.0.1, eth0 10.0.0.5 (down)" """
-    return ", ".join(
-        " ".join([i.name, *(i.addresses or ("without an address",)), *([] if i.up else ["(down)"])]) for i in found
-    )
+    """ "lo 127.0.0.1, eth0 10.0.0.5 (down)": those that have an address."""
+    return ", ".join(" ".join([i.name, *i.addresses, *([] if i.up else ["(down)"])]) for i in found if i.addresses)
 
 
 def addresses_of(host: str) -> list[str]:
