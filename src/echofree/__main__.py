@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         remedy = f"echofree train {' '.join(words)}" if setting else f"echofree {near[0] if near else '--help'}"
         print(f"{verb!r} is no verb. Verbs: {', '.join(texts.VERBS)}. Type: {remedy}", file=sys.stderr)
         return 2
-    if any(word in ("-h", "--help") for word in rest):
-        print(texts.verb_help(verb))
+    if verb == "train" and any(word in ("-h", "--help") for word in rest):
+        print(texts.verb_help(verb))  # without importing torch; the other verbs know their keys themselves
         return 0
     sys.argv = [f"echofree {verb}", *rest]
     return int(importlib.import_module(f"echofree.{verb}").main(rest) or 0)
