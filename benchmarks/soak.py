@@ -169,11 +169,10 @@ def start(folder: Path, ranks: int, prepare: Callable[[int], None]) -> list[int]
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             if ranks > 1:
-                os.environ |= {
-                    "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": f"soak-{port}",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                }  # fmt: skip
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+                os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                os.environ |= {"TORCHELASTIC_RUN_ID": f"soak-{port}"}
             prepare(rank)
             train.leave(train.work(folder))
         finally:

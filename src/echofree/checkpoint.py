@@ -115,8 +115,9 @@ def _write(path: Path, content: Any) -> None:
     try:
         with open(path, "wb") as file:
             torch.save(content, file)
-    except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
-        raise OSError(f"{path.name}: {error}") from error
+    except RuntimeError as error:  # torch's zip writer stumbles over a full disk a second time, while it closes
+        why = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise OSError(f"{path.name}: {why}") from error
     finally:
         torch.serialization.set_crc32_options(old)
 

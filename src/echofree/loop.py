@@ -148,6 +148,7 @@ class Loop:
         self.shapes: list[tuple[int, ...]] = []  # of the micro-batches of the latest step, for the text on memory
         self.run_id = str(run.facts["id"])
         self.state = State()
+        self._saved_at = -1
         self.clips_again = 0  # of this epoch, after a resume with another global batch
         self.replicas = world.size // strategy.data_size  # ranks that see the same batch
         self.window = Window()
@@ -213,7 +214,8 @@ class Loop:
                 total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted(state.step))])
                 self.window.agree_s += time.perf_counter() - began
                 if stops:
-                    self.save()  # with the window that is still open
+                    if self._saved_at != state.step:
+                        self.save()  # with the window that is still open
                     return Outcome("preempted", self.stop.reason or "another rank was asked to stop")
                 self.step(batches, total)
                 self.pulse.warm = True
@@ -516,6 +518,7 @@ class Loop:
         }
         own = {**checkpoint.random_state(), "window": self.window.state_dict()}
         self.run.sync_metrics()  # a checkpoint never knows of a step whose record a power cut could take
+        self._saved_at = state.step
         return self.saver.save(shared, own, about, better)
 
     def load(self, folder: Path) -> None:

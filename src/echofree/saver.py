@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,8 @@ class Saver:
                 old = self._pool[path] = torch.empty(tree.shape, dtype=tree.dtype, device="cpu", pin_memory=pin)
             return old.copy_(tree.detach())
         if isinstance(tree, Mapping):
-            return {key: self._copy(value, (*path, key)) for key, value in tree.items()}
+            copied = {key: self._copy(value, (*path, key)) for key, value in tree.items()}
+            return OrderedDict(copied) if isinstance(tree, OrderedDict) else copied
         if isinstance(tree, (list, tuple)):
             return type(tree)(self._copy(value, (*path, i)) for i, value in enumerate(tree))
         return tree

@@ -1,0 +1,64 @@
+"""Room on the disk against what a run needs."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from echofree import space
+from echofree.config.schema import CheckpointConfig, OptimConfig, OptimKind, TrainConfig
+
+
+def disk(monkeypatch: pytest.MonkeyPatch, num_bytes: int, num_files: int = 10**6, inodes: int = 10**6) -> None:
+    told = SimpleNamespace(f_bavail=num_bytes // 512, f_frsize=512, f_favail=num_files, f_files=inodes)
+    monkeypatch.setattr(os, "statvfs", lambda path: told)
+
+
+def test_free_is_asked_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
+    num_bytes, num_files = space.free(tmp_path / "not" / "yet" / "there")
+    found = os.statvfs(tmp_path)
+    assert num_bytes == pytest.approx(found.f_bavail * found.f_frsize, rel=0.2)
+    assert num_files > 0
+
+
+def test_what_does_not_fit_is_told_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk(monkeypatch, 2_500_000_000)
+    assert space.problem(tmp_path, 2_400_000_000, 9) == ""
+    assert "needs 2.6 GB and its disk has 2.5 GB left" in space.problem(tmp_path, 2_600_000_000, 9)
+    disk(monkeypatch, 10**12, num_files=8)
+    assert "needs 9 files and its disk has room for 8 more (inodes)" in space.problem(tmp_path, 1, 9)
+    disk(monkeypatch, 10**12, num_files=0, inodes=0)
+    assert space.problem(tmp_path, 1, 9) == "", "a file system without a limit on inodes says 0 of 0"
+
+
+def test_sizes_by_hand() -> None:
+    tree = {"a": torch.zeros(10), "b": [torch.zeros(3, dtype=torch.int64), (torch.zeros(2, dtype=torch.bool), "x")]}
+    assert space.size(OrderedDict(tree)) == 40 + 24 + 2
+    weights, buffers = [torch.zeros(100)], [torch.zeros(5)]
+    adam, sgd = OptimConfig(), OptimConfig(name=OptimKind.sgd)
+    assert space.expected(weights, buffers, adam, averaged=True) == 4 * 400 + 20 + space.SLACK_BYTES
+    assert space.expected(weights, buffers, sgd, averaged=False) == 2 * 400 + 20 + space.SLACK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("train", "rule", "count"),
+    [
+        ({}, {}, 4),  # two last, one best, one being written
+        ({"save_interval": 0}, {"keep_last": 9}, 3),  # one save at the end, a best
+        ({"save_every_steps": 10}, {"keep_every_steps": 100}, 4 + 10),
+        ({"save_every_steps": 10}, {"window_steps": 200, "pin": [10]}, 4 + 20 + 1),
+        (
+            {"save_every_steps": 500, "save_interval": 0},
+            {"keep_every_steps": 1},
+            4,
+        ),  # no more than there are saves, and a best
+    ],
+)
+def test_how_many_checkpoints_a_run_keeps(train: dict[str, int], rule: dict[str, object], count: int) -> None:
+    config = SimpleNamespace(train=TrainConfig(**train), checkpoint=CheckpointConfig(**rule))
+    assert space.count(config, total_steps=1000, steps_per_epoch=100) == count
