@@ -26,12 +26,14 @@ class Interface:
         addresses: IPv4 first, then IPv6 without link-local ones.
         up: whether it carries packets.
         speed_mbps: of the link, 0 when it doesn't say.
+        is_default: whether packets for the rest of the world leave here.
     """
 
     name: str
     addresses: tuple[str, ...] = ()
     up: bool = True
     speed_mbps: int = 0
+    is_default: bool = False
 
     @property
     def is_loopback(self) -> bool:
@@ -45,7 +47,7 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """All of this machine, in the kernel's order."""
-    second = _ipv6()
+    second, default = _ipv6(), _default_route()
     found = []
     for _, name in socket.if_nameindex():
         first = _ipv4(name)
@@ -58,6 +60,7 @@ def interfaces() -> list[Interface]:
                 (*([first] if first else []), *second.get(name, ())),
                 up=state in ("up", "unknown", ""),
                 speed_mbps=int(speed) if speed.isdigit() else 0,
+                is_default=name == default,
             )
         )
     return found
@@ -140,8 +143,7 @@ def recommended(found: Sequence[Interface]) -> Interface | None:
     """The interface to give to `dist.interface` for several machines: the one of the default route, else the fastest
     that leads out; None: no other machine can be reached."""
     out = [i for i in found if i.leads_out]
-    default = _default_route()
-    return max(out, key=lambda i: (i.name == default, i.speed_mbps), default=None)
+    return max(out, key=lambda i: (i.is_default, i.speed_mbps), default=None)
 
 
 def _default_route() -> str | None:
