@@ -285,3 +285,49 @@ def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert rundir.command_line() == ["python", "-m", "echofree.train", "optim.lr=1"]
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/echofree", "train"])
     assert rundir.command_line() == ["echofree", "train"]
+
+
+# --- what it ran with -----------------------------------------------------------------------------------------------
+
+
+def test_variables_that_matter_are_kept_and_secrets_never(tmp_path: Path, no_code: None) -> None:
+    os.environ |= {
+        "CUDA_VISIBLE_DEVICES": "1,3", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "ECHOFREE_API_KEY": "k",
+        "ECHOFREE_TOKEN": "t", "TORCH_HUB": "https://user:pass@host/x", "WANDB_API_KEY": "w", "HOME_OF": "h",
+        "NCCL_PASSWORD": "p", "SLURM_JOB_ID": "17",
+    }  # fmt: skip
+    told = RunDir(create(tmp_path), False).facts["environment"]
+    wanted = {"CUDA_VISIBLE_DEVICES": "1,3", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "17"}
+    assert wanted.items() <= told.items()
+    assert not {"ECHOFREE_API_KEY", "ECHOFREE_TOKEN", "TORCH_HUB", "WANDB_API_KEY", "NCCL_PASSWORD"} & set(told)
+
+
+def test_machine_and_place_are_kept(run: RunDir) -> None:
+    facts = run.facts
+    assert facts["machine"]["host"]
+    assert facts["machine"]["cpus"] >= 1
+    assert facts["machine"]["memory_mb"] > 100
+    assert facts["cwd"] == os.getcwd()
+    assert facts["code_digest"] == rundir.code_digest()
+
+
+def test_the_digest_follows_source_and_own_modules_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = rundir.code_digest()
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "notes.txt").write_text("x")
+    assert rundir.code_digest() == before
+    (tmp_path / "experiments" / "mine.py").write_text("x = 1\n")
+    changed = rundir.code_digest()
+    assert changed != before
+    (tmp_path / "experiments" / "mine.py").write_text("x = 2\n")
+    assert rundir.code_digest() not in (before, changed)
+
+
+def test_a_run_between_two_starts_is_no_crash_for_a_while(run: RunDir) -> None:
+    run.note(status="restarting", restarts=[{"time": time.time() - 5}])
+    assert rundir.status(run.folder) == "restarting"
+    run.note(restarts=[{"time": time.time() - 2 * rundir.RESTART_S}])
+    assert rundir.status(run.folder) == "failed"

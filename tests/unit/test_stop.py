@@ -6,9 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from echofree import stop
 from echofree.errors import ConfigError
 from echofree.stop import SIGNALS, StopFlag, seconds
 
@@ -83,3 +85,42 @@ def test_times(text: str | None, expected: float | None) -> None:
 def test_what_is_no_time_is_told_with_the_right_form(text: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.max_time"):
         seconds(text)
+
+
+# --- a file ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_in_the_run_directory_stops_and_has_then_done_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "FILE_EVERY_S", 0.0)
+    flag = StopFlag(file=tmp_path / "stop")
+    assert not flag.wanted(5)
+    (tmp_path / "stop").touch()
+    assert flag.wanted(5)
+    assert "stop" in str(flag.reason)
+    flag.obeyed()
+    assert not (tmp_path / "stop").exists()
+    flag.obeyed()
+
+
+def test_a_number_in_the_file_is_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "FILE_EVERY_S", 0.0)
+    (tmp_path / "stop").write_text("12\n")
+    flag = StopFlag(file=tmp_path / "stop")
+    assert [step for step in range(20) if flag.wanted(step)] == list(range(12, 20))
+
+
+def test_the_file_is_looked_for_once_a_second(tmp_path: Path) -> None:
+    flag = StopFlag(file=tmp_path / "stop")
+    assert not flag.wanted()
+    (tmp_path / "stop").touch()
+    assert not flag.wanted(), "each look costs something on a shared file system"
+
+
+def test_a_scheduler_that_warns_and_then_terms(flag: StopFlag) -> None:
+    """B18: USR1, then TERM: one stop, and the handler does nothing but remember it."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert flag.wanted()
+    assert flag.reason in ("signal SIGUSR1", "signal SIGTERM")

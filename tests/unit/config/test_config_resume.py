@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from echofree.config import frozen
+from echofree.config.arguments import parse_flags
 from echofree.config.compose import Composer, compose
 from echofree.errors import CheckpointError, ConfigError
 
@@ -152,3 +153,27 @@ def test_a_config_that_cannot_be_read_is_refused(home, composer, text, said):
     (run / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said):
         compose([f"resume={run}"], composer)
+
+
+def test_names_of_what_may_differ(home, composer):
+    run = make_run(home, ["optim.lr=0.125", "dist=ddp", "dist.num_procs=2"], "2026-01-01_00-00-00")
+    words = [f"resume={run}", "optim.lr=0.5", "dist.num_procs=1", "train.gradient_accumulation_steps=2"]
+    with pytest.raises(ConfigError) as caught:
+        compose(words, composer)
+    assert len(caught.value.problems) == 3
+    composed = compose([*words, "resume_allow=[world_size,lr,code]"], composer)
+    assert (composed.config.optim.lr, composed.config.dist.num_procs) == (0.5, "1")
+    assert composed.config.train.gradient_accumulation_steps == 2
+
+
+def test_what_is_kept_may_always_differ(home, composer):
+    run = make_run(home, [], "2026-01-01_00-00-00")
+    words = ["checkpoint.keep_last=7", "checkpoint.pin=[100]", "checkpoint.async_save=true", "checkpoint.on_full=wait"]
+    composed = compose([f"resume={run}", *words], composer)
+    assert (composed.config.checkpoint.keep_last, list(composed.config.checkpoint.pin)) == (7, [100])
+    assert composed.config.checkpoint.async_save
+
+
+def test_other_spellings_of_two_keys():
+    flags = parse_flags(["checkpoint.async=true", "resume.allow=[lr]", "resume=auto", "checkpoint.asynch=1"])
+    assert flags.words == ["checkpoint.async_save=true", "resume_allow=[lr]", "resume=auto", "checkpoint.asynch=1"]
