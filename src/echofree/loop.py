@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import resource
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from echofree.dist.watchdog import Pulse
 from echofree.dist.world import World
 from echofree.errors import NonFiniteError
 from echofree.log import Position, RankLog
+from echofree.meter import peak_mb
 from echofree.optim import Ema, Schedule
 from echofree.progress import Progress
 from echofree.rundir import RunDir
@@ -152,6 +152,7 @@ class Loop:
         self.clips_again = 0  # of this epoch, after a resume with another global batch
         self.replicas = world.size // strategy.data_size  # ranks that see the same batch
         self.window = Window()
+        self.peaks_mb: list[float] = []  # the most memory each rank has held, at the latest logging step
         self._losses: list[float] = []
         self._first_weights: list[Tensor] | None = None
         self.schedule = Schedule(optimizer, config.optim, self.total_steps)
@@ -335,7 +336,12 @@ class Loop:
         sums += [float(torch.where(keep, torch.stack([p[n] for p in window.parts]), 0).sum()) for n in names]
         sums = [s / self.replicas for s in sums]
         wall = time.perf_counter() - window.start - window.paused_s
-        totals, told = self._sum_and_tell([*sums, window.wait_s, wall], window, wall / len(finite))
+        peaks_mb = [0.0] * self.world.size
+        peaks_mb[self.world.rank] = peak_mb(self.device)
+        totals, told = self._sum_and_tell([*peaks_mb, *sums, window.wait_s, wall], window, wall / len(finite))
+        self.peaks_mb, totals = totals[: self.world.size], totals[self.world.size :]
+        if not self.world.is_first:  # rank 0's is in its line
+            log.info("peak memory of this rank: %.0f MB", self.peaks_mb[self.world.rank])
         weight = math.fsum(w for w, ok in zip(window.weight, finite.tolist(), strict=True) if ok)
         bad = len(finite) - int(finite.sum())
         state.skipped += bad
@@ -352,7 +358,7 @@ class Loop:
             "samples_per_s": window.clips / wall,
             "audio_s_per_s": window.audio_s / wall,
             "data_wait_share": totals[-2] / totals[-1],
-            "peak_mem_mb": self._peak_mem_mb(),
+            "peak_mem_mb": max(self.peaks_mb),
             "skipped_steps": state.skipped,
         }
         if self.amp.scaler.is_enabled():
@@ -385,11 +391,6 @@ class Loop:
             self.logger.log(record)
         if record["kind"] == "train":
             self.progress.update(0, loss=record["loss"], lr=record["lr"])
-
-    def _peak_mem_mb(self) -> float:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device) / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # kilobytes on Linux
 
     def _not_finite(self, window: Window, finite: Tensor, local_finite: Tensor) -> None:
         """Every rank comes here together, since the gradient norm is equal everywhere."""

@@ -356,7 +356,9 @@ def run_config(
     from echofree.model.count import describe
     from echofree.optim import build_optimizer
     from echofree.recompute import recompute
+    from echofree.rehearsal import Rehearsal, dry_run, longest_samples, wants_dry_run
     from echofree.restart import go_on
+    from echofree.sizing import settle
     from echofree.stop import FILE as STOP_FILE
     from echofree.stop import StopFlag, seconds
 
@@ -378,8 +380,14 @@ def run_config(
     np.random.seed(own_seed % 2**32)
     if config.train.compile:
         model.compile()
-    accumulation = config.train.gradient_accumulation_steps
-    plan = Plan(len(train), config.train.batch_size, accumulation, strategy.data_size, config.seed)
+
+    def rehearsal() -> Rehearsal:
+        return Rehearsal(config, strategy, task, device, train.sample_rate, longest_samples(train))
+
+    before = world.from_first(run.facts.get("step_size") if world.is_first else None)
+    size = settle(config, world, strategy, amp, rehearsal, before)
+    config = size.applied(config)  # what was found stands in run.json, the frozen config stays as it was typed
+    plan = Plan(len(train), size.batch_size, size.accumulation, strategy.data_size, config.seed)
     optimizer = build_optimizer(config.optim, strategy.parameters)
     logger = build_logger(config.logger, run.folder, log.info) if world.is_first else None
 
@@ -400,6 +408,7 @@ def run_config(
             "size": world.size, "hosts": world.hosts, "backend": world.backend, "source": world.source,
             "device": str(device), "threads": torch.get_num_threads(),
         },
+        step_size=size.note(),
     )  # fmt: skip
     if world.is_first:
         banner(config, run, world, device, about, source, plan, loop)
@@ -407,6 +416,8 @@ def run_config(
         logger.start(run.facts, frozen.freeze(config))
     status = "failed"
     try:
+        if wants_dry_run(config.train, device):
+            dry_run(loop, rehearsal())
         outcome = loop.fit()
         status = outcome.status
         pulse.at("end")
@@ -431,7 +442,12 @@ def run_config(
             logger.finish(status)
         if world.source == "alone":  # a rank is asked to leave again and again, also while it says why it failed
             stop.restore()
-    run.note(status=outcome.status, end=time.time(), best=loop.state.best, steps=loop.state.step)
+    peaks = [round(peak) for peak in loop.peaks_mb]
+    run.note(
+        status=outcome.status, end=time.time(), best=loop.state.best, steps=loop.state.step, peak_mem_mb=peaks
+    )  # fmt: skip
+    if world.is_first and len(peaks) > 1:
+        log.info("peak memory by rank: %s MB", ", ".join(map(str, peaks)))
     if world.is_first:
         log.info("%s: %s. Run directory: %s", outcome.status, outcome.why, os.path.relpath(run.folder))
     return outcome

@@ -40,7 +40,14 @@ def _one_of(*names: str) -> tuple[Test, str]:
 
 # key -> (test, what is valid, what to type). null passes where the type allows it.
 RANGES: dict[str, tuple[tuple[Test, str], str]] = {
-    "train.batch_size": (_at_least_1, "train.batch_size=16"),
+    "train.batch_size": (
+        (
+            lambda v: v >= 1 if isinstance(v, int) else bool(re.fullmatch(r"auto(:[1-9]\d*)?", v)),
+            "a whole number from 1 up, auto, or auto:N for at most N clips at once",
+        ),
+        "train.batch_size=16",
+    ),
+    "train.global_batch_size": (_at_least_1, "train.global_batch_size=64, or null"),
     "train.gradient_accumulation_steps": (_at_least_1, "train.gradient_accumulation_steps=1"),
     "train.epochs": (_at_least_1, "train.epochs=5"),
     "train.max_steps": (_at_least_1, "train.max_steps=1000, or null for no limit"),
@@ -130,6 +137,18 @@ def _train(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         seconds(train.max_time)
     except ConfigError as error:
         yield from error.problems
+    whole, each = train.global_batch_size, train.batch_size
+    if whole is not None and train.gradient_accumulation_steps != 1:
+        yield (
+            f"train.global_batch_size={whole} sets the accumulation, and "
+            f"train.gradient_accumulation_steps={train.gradient_accumulation_steps} does, too. Leave one of them out"
+        )
+    elif whole is not None and isinstance(each, int) and each >= 1 and whole % each:
+        near = max(1, round(whole / each)) * each
+        yield (
+            f"train.global_batch_size={whole} isn't a multiple of train.batch_size={each}. Type: "
+            f"train.global_batch_size={near}, or train.batch_size=auto"
+        )
     if train.max_steps is not None and config.optim.warmup_steps >= train.max_steps >= 1:
         yield (
             f"optim.warmup_steps={config.optim.warmup_steps} leaves none of train.max_steps={train.max_steps} after "

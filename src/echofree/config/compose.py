@@ -146,12 +146,15 @@ def settings(words: list[str], composer: Composer, multirun: bool) -> tuple[Dict
     except ConfigError as error:
         problems += error.problems
         config = empty
+    usual = config.train.batch_size
     for word in keys:
         if override.exists(config, word.key_or_group):
             word = override.without_plus(word, composer.loader)
         found = checker.use_problems(word) or checker.value_problems(word, config)
         problems += found
         right += [] if found else [word]
+    if config.train.batch_size == "auto" and isinstance(usual, int):
+        config.train.batch_size = f"auto:{usual}"  # what auto splits: the clips that a preset would take at once
     return config, right, problems
 
 

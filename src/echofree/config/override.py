@@ -92,6 +92,8 @@ def field_type(key: str) -> Any:
 def valid_values(annotation: Any) -> str:
     """What a value of this type looks like, in words."""
     if isinstance(annotation, types.UnionType):
+        if set(typing.get_args(annotation)) == {int, str}:
+            return "a whole number or auto"
         parts = [valid_values(part) for part in typing.get_args(annotation) if part is not type(None)]
         return " or ".join([*parts, "null"])
     if isinstance(annotation, type) and issubclass(annotation, Enum):

@@ -65,6 +65,14 @@ class SyncBatchNorm(Enum):
     off = "off"
 
 
+class DryRun(Enum):
+    """A step with the largest shapes before the first: auto does it where memory is a device's own."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 class OptimKind(Enum):
     adamw = "adamw"
     adam = "adam"
@@ -81,7 +89,8 @@ class LoggerKind(Enum):
 class TrainConfig:
     """How long, how much at once, how often to look and to save."""
 
-    batch_size: int = 16  # clips of one process and one micro-batch
+    batch_size: int | str = 16  # clips of one process and one micro-batch; auto: as many as fit (auto:32: of 32)
+    global_batch_size: int | None = None  # clips of a step over all ranks: sets the accumulation; null: it follows
     gradient_accumulation_steps: int = 1  # micro-batches per optimizer step
     epochs: int = 5  # passes over the training clips
     max_steps: int | None = None  # optimizer steps; stops before `epochs` if reached first
@@ -99,6 +108,7 @@ class TrainConfig:
     compile: bool = False  # torch.compile
     device: str = "auto"  # auto | cpu | cuda
     final_test: bool = True  # score the best weights on the test split at the end
+    dry_run: DryRun = DryRun.auto  # a step with the largest shapes before step one; auto: on GPUs
     activation_checkpointing: bool = False  # forget what blocks computed and compute it again: less memory, more time
     deterministic: bool = False  # every operation; without it those where it costs little
 

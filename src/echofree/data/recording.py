@@ -162,6 +162,11 @@ class Recordings:
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def longest_samples(self) -> int:
+        """Samples of the longest item, rounded up."""
+        return max(int(np.ceil((stop_s - start_s) * self.sample_rate)) for _, start_s, stop_s in self._items)
+
     def item(self, index: int, epoch: int) -> Clip:
         """Item `index`. A file that became unreadable since the scan gives silence of the same length and a warning:
         an epoch doesn't end because of one file."""

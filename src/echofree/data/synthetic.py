@@ -40,7 +40,7 @@ class Scenes:
     def __init__(self, maker: SceneMaker, seed: int, name: str, count: int, segment_s: float):
         self.maker, self.seed, self.name, self.count = maker, seed, name, count
         self.sample_rate = maker.sample_rate
-        self.num_samples = round(segment_s * maker.sample_rate)
+        self.num_samples = self.longest_samples = round(segment_s * maker.sample_rate)
 
     def __len__(self) -> int:
         return self.count
