@@ -10,17 +10,19 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echofree.errors import ConfigError, EchoFreeError, ExitCode, UserError
+from echofree.rundir import RunDir
 
 if TYPE_CHECKING:
     from echofree.config.compose import Composed
     from echofree.dist.local import Ended
     from echofree.dist.meeting import Meeting
 
+REPORT_S = 12.0  # for the other machines to say how their ranks ended
 SEEN_S = 10.0  # for a new folder to show on the other machines of a network file system
 
 
@@ -114,8 +116,9 @@ def attempts(meeting: Meeting, run_dir: Path, count: int, dist: Any, steps: Step
 
     for attempt in range(dist.max_restarts + 1):
         ended = launch(count, run_dir, dist.start_timeout_s, meeting.place(attempt))
+        meeting.report(attempt, asdict(ended))
         if meeting.is_host:
-            code = steps.verdict(run_dir, ended)
+            code = steps.verdict(run_dir, first_cause(meeting, attempt, ended, run_dir))
             again = code == ExitCode.FAILED and attempt < dist.max_restarts
             if again:
                 steps.note_restart(run_dir, attempt + 1, dist.max_restarts)
@@ -125,6 +128,18 @@ def attempts(meeting: Meeting, run_dir: Path, count: int, dist: Any, steps: Step
         if not again:
             break
     return code
+
+
+def first_cause(meeting: Meeting, attempt: int, ended: Ended, run_dir: Path) -> Ended:
+    """Of what all launchers saw, the end that explains the others: of a rank that could say nothing itself."""
+    if ended.code in (ExitCode.PREEMPTED, ExitCode.DONE):
+        return ended
+    told = RunDir(run_dir, is_first=False).first_failure()
+    known = told is not None and told["kind"] in ("user", "error", "hang")
+    all_ended = [replace(ended, **found) for found in meeting.reports(attempt, 0.0 if known else REPORT_S)]
+    silent = [e for e in all_ended if e.text and not (run_dir / "logs" / f"error-rank{e.rank}.json").exists()]
+    interrupted = any(e.interrupted for e in all_ended)
+    return replace(silent[0] if silent else replace(ended, text=""), interrupted=interrupted)
 
 
 def _what_the_host_says(meeting: Meeting, attempt: int, ended: Ended, run_dir: Path) -> tuple[int, bool]:

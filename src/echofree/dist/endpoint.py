@@ -125,3 +125,18 @@ def why_not(error: OSError, address: str) -> str:
 def interface_words(found: Sequence[network.Interface]) -> str:
     best = network.recommended(found)
     return f"dist.interface={best.name}" if best is not None else "dist.interface=null"
+
+
+def unreachable(nodes: Sequence[Node], me: str, limit_s: float) -> str:
+    """Which of the other machines doesn't answer at the address that gloo will use there; "" when all do."""
+    for node in nodes:
+        try:
+            socket.create_connection((node.address, node.port), timeout=limit_s).close()
+        except OSError as error:
+            return (
+                f"{me} can't reach {node.host} at {node.address}, the address of its interface "
+                f"{node.interface or '?'} ({error.strerror or 'no answer'}): other interfaces lead there, or a "
+                f"firewall keeps ports closed. Name the one that does on {node.host}: dist.interface=NAME (the key may "
+                f"differ between machines). {me} has {network.described(network.interfaces())}"
+            )
+    return ""

@@ -13,6 +13,7 @@ them with a traceback before the watchdog can say what happened.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -35,16 +36,20 @@ from echofree.dist.endpoint import (
     is_loopback,
     parse_endpoint,
     plain,
+    unreachable,
     why_not,
     within,
 )
 from echofree.errors import ConfigError, EchoFreeError
 
+log = logging.getLogger("echofree")
+
 POLL_S = 0.1
 BEAT_S = 1.0  # a machine that waits says so that often
 SILENT_S = 6.0  # one that hasn't said so for longer has given up
 CONNECT_S = 2.0  # for one attempt to connect
-PATIENCE_S = 10.0  # for one answer of the store once the ranks have ended: the link may be cut
+PATIENCE_S = 10.0  # for one answer of the store: the link may be cut
+CONCLUDE_S = 40.0  # for the host to see its own ranks end
 TELL_AFTER_S = 5.0  # of waiting in silence
 MAX_DIFFERENT = 6  # keys that are named when two machines' commands differ
 OWN_KEYS = ("dist.interface", "dist.num_procs")  # which may differ between machines
@@ -110,16 +115,21 @@ class Meeting:
             ) from error
 
     def _open(self) -> None:
-        if any(network.is_mine(address) for address in self.addresses) and is_free(self.port):
-            self.is_host = True
-            store = TCPStore(
-                self.host, self.port, is_master=True, wait_for_workers=False, multi_tenant=True,
-                timeout=timedelta(seconds=self.limit_s),
-            )  # fmt: skip
-            self._own_address = self.addresses[0]
-        else:
-            store = self._knock()
-        self._store = PrefixStore("echofree/meeting", store)
+        store = self._serve() if any(network.is_mine(a) for a in self.addresses) and is_free(self.port) else None
+        self.is_host = store is not None
+        self._store = PrefixStore("echofree/meeting", store if store is not None else self._knock())
+
+    def _serve(self) -> Any:
+        """Holds the meeting; None when another launcher of this machine was quicker."""
+        limit = timedelta(seconds=self.limit_s)
+        self._own_address = self.addresses[0]
+        try:
+            return TCPStore(
+                self.host, self.port, is_master=True, wait_for_workers=False, multi_tenant=True, timeout=limit
+            )
+        except RuntimeError as error:  # torch's DistNetworkError
+            log.debug("%s: %s", self.rendezvous, error)
+            return None
 
     def _knock(self) -> Any:
         """Tries until somebody answers at the meeting point."""
@@ -129,13 +139,10 @@ class Meeting:
                 try:
                     with socket.create_connection((address, self.port), timeout=CONNECT_S) as line:
                         self._own_address = str(line.getsockname()[0])
-                    left = max(1.0, min(CONNECT_S * 3, self.end - time.monotonic()))
-                    return TCPStore(
-                        self.host, self.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=left)
-                    )
+                    return within(3 * CONNECT_S, self._client)  # a stranger who never speaks would keep it for ever
                 except OSError as error:
                     why = why_not(error, address)
-                except RuntimeError:  # torch's DistNetworkError and DistStoreError
+                except LinkCut:
                     why = f"something answers at port {self.port}, but it isn't a run of EchoFree: take another port"
             if not told and time.monotonic() - began > TELL_AFTER_S:
                 told = True
@@ -147,6 +154,10 @@ class Meeting:
             f"this command, which the others can reach, and the command must run there, too. {self.me} has "
             f"{network.described(network.interfaces())}"
         )
+
+    def _client(self) -> Any:
+        limit = timedelta(seconds=self.limit_s)
+        return TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=limit)
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -270,7 +281,7 @@ class Meeting:
         Raises:
             ConfigError: some machine can't; the same text on all.
         """
-        problem = problem or self._unreachable()
+        problem = problem or unreachable([n for n in self.nodes if n.number != self.number], self.me, 2 * CONNECT_S)
         self._put(f"ready/{self.number}", {"problem": problem})
         if self.is_host:
             found = [self._wait_for(f"ready/{node.number}")["problem"] for node in self.nodes]
@@ -303,22 +314,6 @@ class Meeting:
     def _listen(self, address: str) -> None:
         self._ears = socket.create_server(("", 0), backlog=64)
 
-    def _unreachable(self) -> str:
-        """Which machines can't be reached at the address that gloo will use there; "" when all can."""
-        for node in self.nodes:
-            if node.number == self.number:
-                continue
-            try:
-                socket.create_connection((node.address, node.port), timeout=2 * CONNECT_S).close()
-            except OSError as error:
-                return (
-                    f"{self.me} can't reach {node.host} at {node.address}, the address of its interface "
-                    f"{node.interface or '?'} ({error.strerror or 'no answer'}): other interfaces lead there, or a "
-                    f"firewall keeps ports closed. Name the one that does on {node.host}: dist.interface=NAME (the key "
-                    f"may differ between machines). {self.me} has {network.described(network.interfaces())}"
-                )
-        return ""
-
     def place(self, attempt: int) -> Place:
         """This machine's part of the launch."""
         me = self.nodes[self.number]
@@ -338,16 +333,33 @@ class Meeting:
 
     def concluded(self, attempt: int) -> dict[str, Any] | None:
         """The others: what the host says this attempt has come to; None when it doesn't answer."""
+        end = time.monotonic() + CONCLUDE_S
         try:
-            return within(PATIENCE_S, lambda: self._conclusion(attempt))
-        except LinkCut:
+            while (word := within(PATIENCE_S, lambda: self._get(f"end/{attempt}"))) is None:
+                if time.monotonic() > end:
+                    return None
+                time.sleep(POLL_S)
+            within(PATIENCE_S, lambda: self._put(f"read/{attempt}/{self.number}", {}))
+        except LinkCut as error:
+            log.debug("%s: %s", self.rendezvous, error)
             return None
+        found: dict[str, Any] = word
+        return found
 
-    def _conclusion(self, attempt: int) -> dict[str, Any]:
-        self._store.set_timeout(timedelta(seconds=PATIENCE_S))
-        word: dict[str, Any] = json.loads(self._store.get(f"end/{attempt}"))
-        self._put(f"read/{attempt}/{self.number}", {})
-        return word
+    def report(self, attempt: int, ended: Mapping[str, Any]) -> None:
+        """How the ranks of this machine ended, for the host."""
+        try:
+            within(PATIENCE_S, lambda: self._put(f"ended/{attempt}/{self.number}", dict(ended)))
+        except LinkCut as error:
+            log.debug("%s: %s", self.rendezvous, error)
+
+    def reports(self, attempt: int, limit_s: float) -> list[dict[str, Any]]:
+        """The host: how the ranks of each machine ended, of those that say so in time; in the machines' order."""
+        end = time.monotonic() + limit_s
+        keys = [f"ended/{attempt}/{node.number}" for node in self.nodes]
+        while time.monotonic() < end and not self._store.check(keys):
+            time.sleep(POLL_S)
+        return [found for key in keys if (found := self._get(key)) is not None]
 
     def close(self) -> None:
         if self._ears is not None:

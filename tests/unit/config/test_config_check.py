@@ -41,6 +41,16 @@ def composer() -> Composer:
         (["data.num_workers=-1"], ["data.num_workers=-1", "from 0"]),
         (["~data.num_workers"], ["data.num_workers=None", "+data.num_workers=2"]),
         (["dist.init_method=localhost:2000"], ["dist.init_method", "tcp://HOST:PORT"]),
+        (["dist=ddp", "dist.num_nodes=2"], ["needs a place to meet", "dist.rendezvous=10.0.0.5:29400"]),
+        (["dist=ddp", "dist.rendezvous=a:1"], ["for several machines", "dist.num_nodes=2"]),
+        (["dist=ddp", "dist.num_nodes=2", "dist.rendezvous=nowhere"], ["dist.rendezvous=nowhere", "HOST:PORT"]),
+        (["dist.num_nodes=2", "dist.rendezvous=a:1"], ["dist=single", "Type: dist=ddp"]),
+        (["dist=ddp", "dist.interface='^lo'"], ["dist.interface=^lo", "NCCL's syntax", "dist.interface=eth0"]),
+        (["dist=ddp", "dist.num_nodes=0"], ["dist.num_nodes=0", "at least 1"]),
+        (
+            ["dist=ddp", "dist.num_nodes=2", "dist.rendezvous=a:1", "dist.init_method=env://"],
+            ["dist.init_method=env://", "leave dist.init_method out"],
+        ),
     ],
 )
 def test_each_rule_names_key_value_and_remedy(words, parts, composer):
