@@ -148,8 +148,8 @@ def _what_the_host_says(meeting: Meeting, attempt: int, ended: Ended, run_dir: P
     if word is None:
         print(
             f"{meeting.nodes[0]}, which holds the meeting point {meeting.rendezvous}, doesn't answer any more (link "
-            f"cut, or machine gone): the run can't go on. The ranks here ended with exit code {ended.code}"
-            f"{f': {ended.text}' if ended.text else ''}. See {run_dir}/logs",
+            f"cut, or machine gone): the run can't go on. The ranks here ended with exit code "
+            f"{ended.code}; the ends of {run_dir}/logs/rank*.log say where they stood",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         return ended.code or int(ExitCode.FAILED), False
