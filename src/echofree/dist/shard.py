@@ -84,7 +84,8 @@ def cut(tensor: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return tensor
     shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    return tensor[tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))]
+    piece = tensor[tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))]
+    return piece.contiguous()  # fused optimizers take the moments' strides to be those of the weight
 
 
 def gather(named: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
