@@ -208,17 +208,10 @@ class Loop:
             self.window = Window()  # the clock starts now
         try:
             while state.step < self.total_steps:
-                batches = self._next(loader)
-                weight = math.fsum(self.task.weight(batch) for batch in batches)
-                self.pulse.at("agree")
-                began = time.perf_counter()
-                total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted(state.step))])
-                self.window.agree_s += time.perf_counter() - began
-                if stops:
+                if self.turn(loader):
                     if self._saved_at != state.step:
                         self.save()  # with the window that is still open
                     return Outcome("preempted", self.stop.reason or "another rank was asked to stop")
-                self.step(batches, total)
                 self.pulse.warm = True
                 if state.step % train.log_every == 0 or state.step == self.total_steps:
                     self._log_step()
@@ -228,6 +221,19 @@ class Loop:
             loader.close()
             self.progress.close()
         return Outcome("done", f"{state.step} steps")
+
+    def turn(self, loader: TrainLoader) -> bool:
+        """The next batches, the agreement of all ranks about them, one step; -> True: asked to stop instead."""
+        batches = self._next(loader)
+        weight = math.fsum(self.task.weight(batch) for batch in batches)
+        self.pulse.at("agree")
+        began = time.perf_counter()
+        total, stops = self.world.sum([weight / self.replicas, float(self.stop.wanted(self.state.step))])
+        self.window.agree_s += time.perf_counter() - began
+        if stops:
+            return True
+        self.step(batches, total)
+        return False
 
     def _why_stopped(self) -> str:
         return f"no better {self.config.checkpoint.metric} for {self.state.stale} evaluations"

@@ -144,7 +144,11 @@ def prepare(composed: Composed, size: int) -> Path:
     after = flat(frozen.freeze(config))
     settings = {key: after[key] for key in sorted(composed.changed) if key in after}
     rundir.RunDir(run_dir, is_first=True).note(
-        changed=sorted(composed.changed), settings=settings, notes=composed.notes, metric=config.checkpoint.metric
+        changed=sorted(composed.changed),
+        settings=settings,
+        notes=composed.notes,
+        profile_steps=composed.profile_steps,
+        metric=config.checkpoint.metric,
     )
     composed.run_dir = run_dir
     return run_dir
@@ -360,6 +364,7 @@ def run_config(
     from echofree.restart import go_on
     from echofree.sizing import settle
     from echofree.stop import FILE as STOP_FILE
+    from echofree.profile import measure
     from echofree.stop import StopFlag, seconds
 
     stop = StopFlag(seconds(config.train.max_time), run.folder / STOP_FILE)
@@ -418,11 +423,12 @@ def run_config(
     try:
         if wants_dry_run(config.train, device):
             dry_run(loop, rehearsal())
-        outcome = loop.fit()
+        profile_steps = run.facts.get("profile_steps")
+        outcome = measure(loop, profile_steps) if profile_steps else loop.fit()
         status = outcome.status
         pulse.at("end")
         pulse.warm = False  # what rank 0 still has to do may take its time
-        if outcome.status != "preempted" and config.train.final_test:
+        if outcome.status != "preempted" and config.train.final_test and not profile_steps:
             bar = loop.bar(None, "test clips")
             # shards can't be called clip by clip: then every rank scores its clips with a model of its own
             scored = strategy.bare if strategy.whole else build_model(config).to(device)

@@ -50,6 +50,7 @@ class Composed:
         checkpoint: the checkpoint directory that `resume=` named, or None: the last complete one of `run_dir`.
         resumed: whether this goes on with the run in `run_dir`.
         notes: what the log should say about all this.
+        profile_steps: measure so many steps instead of training; None: train.
     """
 
     config: DictConfig
@@ -60,6 +61,7 @@ class Composed:
     checkpoint: Path | None = None
     resumed: bool = False
     notes: list[str] = field(default_factory=list)
+    profile_steps: int | None = None
 
 
 RunJob = Callable[[Composed], "float | None"]
