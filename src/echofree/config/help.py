@@ -96,6 +96,18 @@ VERBS: dict[str, Verb] = {
             ("dist=ddp dist.num_procs=4 data.root=/path/to/recordings data.num_workers=8", "for that training"),
         ),
     ),
+    "profile": Verb(
+        "tell where the time of a training step goes, or what memory it will take",
+        "[words of train ...] [profile.steps=10] [estimate=true]",
+        keys=(
+            ("profile.steps", "steps that are measured"),
+            ("estimate", "true: what a rank will hold in memory, told without running"),
+        ),
+        examples=(
+            ("model=base dist=ddp dist.num_procs=2", "table, verdict, profile.json, a trace for ui.perfetto.dev"),
+            ("model=base dist=fsdp dist.num_procs=8 train.batch_size=32 estimate=true", "memory of one rank"),
+        ),
+    ),
 }
 
 EXIT_CODES = (
@@ -109,18 +121,6 @@ EXIT_CODES = (
 # What people change most; their lines come from the schema. Keys of open groups bring their own.
 MOST_USED = (
     "train.batch_size",
-    "profile": Verb(
-        "tell where the time of a training step goes, or what memory it will take",
-        "[words of train ...] [profile.steps=10] [estimate=true]",
-        keys=(
-            ("profile.steps", "steps that are measured"),
-            ("estimate", "true: what a rank will hold in memory, told without running"),
-        ),
-        examples=(
-            ("model=base dist=ddp dist.num_procs=2", "table, verdict, profile.json, a trace for ui.perfetto.dev"),
-            ("model=base dist=fsdp dist.num_procs=8 train.batch_size=32 estimate=true", "memory of one rank"),
-        ),
-    ),
     "train.gradient_accumulation_steps",
     "train.epochs",
     "train.max_steps",
