@@ -48,17 +48,24 @@ def check(config: DictConfig | Mapping[str, Any]) -> None:
     which is cheap, for the complaints of their constructors; model and data are not built.
 
     Raises:
-        ConfigError: all problems of model, data, loss and task.
-        MissingExtra: a metric whose package isn't installed.
+        ConfigError: all problems of model, data, loss, task and export.
+        MissingExtra: a metric or an export whose package isn't installed.
     """
     plain = freeze(config)
     found = list(problems(plain["model"], "model"))
     found += problems(_source(plain["data"]), "data")
     found += problems(plain["loss"], "loss")
     found += problems(plain["task"], "task", ("loss",))
+    targets = plain.get("export", {}).get("targets", {})
+    for name, target in targets.items():
+        found += problems(target, f"export.targets.{name}")
     if found:
         raise ConfigError(found)
     build_task(plain)
+    if targets:
+        from echofree.export.run import build_exporters
+
+        build_exporters(targets)
 
 
 def instantiate(node: Mapping[str, Any] | DictConfig, path: str, **extra: Any) -> Any:

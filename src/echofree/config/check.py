@@ -89,6 +89,7 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     "checkpoint.window_steps": (_at_least_0, "checkpoint.window_steps=1000, or 0 to leave it off"),
     "logger.mode": (_one_of("offline", "online", "disabled"), "logger.mode=offline"),
     "logger.progress": (_one_of("auto", "on", "off"), "logger.progress=auto"),
+    "export.minutes": (_positive, "export.minutes=10"),
     "logger.level": (_one_of("debug", "info", "warning", "error"), "logger.level=info"),
     "seed": ((lambda v: 0 <= v < 2**63, "from 0 to 2^63 - 1"), "seed=0"),
     "name": (

@@ -17,7 +17,7 @@ from echofree.config.schema import RunConfig
 from echofree.errors import ConfigError
 
 # Where a run writes and how it looks on the screen: no part of what is computed, so no part of the hash.
-OPERATIONAL = ("name", "output_root", "resume", "resume_allow", "logger")
+OPERATIONAL = ("name", "output_root", "resume", "resume_allow", "logger", "export")
 
 
 def freeze(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from echofree.config.classic import SPELLINGS
 from echofree.config.schema import RunConfig
 
 OPEN_GROUPS = ("model", "data", "task", "loss")
+LISTED_GROUPS = ("export",)  # that take several options at once: export=[onnx,onnx_int8]
 # Hydra's own settings that a single run reads; all others would be ignored without -m.
 SINGLE_RUN_KEYS = ("hydra.run.dir", "hydra.searchpath")
 
@@ -152,7 +153,9 @@ class Checker:
         problems = []
         for value in self._values(override):
             name = "null" if value is None else str(value)
-            if isinstance(value, (list, dict)):
+            if isinstance(value, list) and group in LISTED_GROUPS:
+                problems += [self._unknown_option(group, str(v), options) for v in value if str(v) not in options]
+            elif isinstance(value, (list, dict)):
                 problems.append(f"{override.input_line}: the group {group} takes one option of: {', '.join(options)}")
             elif name not in options:
                 problems.append(self._unknown_option(group, name, options))

@@ -186,6 +186,14 @@ class LoggerConfig:
 
 
 @dataclass
+class ExportConfig:
+    """What the best checkpoint becomes at the end of a training, or of `python -m echofree.export`."""
+
+    minutes: float = 10.0  # of the stream on which an artifact is compared with its model
+    targets: dict[str, Any] = field(default_factory=dict)  # name -> exporter; filled by export=onnx and the like
+
+
+@dataclass
 class RunConfig:
     """One run, complete. Frozen into `config.yaml` of the run directory before the first rank starts."""
 
@@ -198,6 +206,7 @@ class RunConfig:
     dist: DistConfig = field(default_factory=DistConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     seed: int = 0  # of weights, scenes and order
     name: str = "run"  # folder of the run below output_root
     resume: str | None = None  # auto | a run directory | a checkpoint directory
