@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED_VARIABLE = "ECHOFREE_TEST_SEED"
-BASE_SEED = int(os.environ.get(SEED_VARIABLE, secrets.randbelow(2**31)))
+BASE_SEED = int(os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31))))
 
 # Left by a launcher or a shell, these change what a run does. SLURM_CONF stays: the slurm tests need it.
 FOREIGN = ("SLURM_", "SUBMITIT_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_")
