@@ -87,6 +87,7 @@ def start(composed: Composed) -> int:
 
     dist = composed.config.dist
     count = 1 if dist.name.value == "single" else how_many(dist.num_procs, composed.config.train.device)
+    check_fit(composed.config, parts.model, count * dist.num_nodes)
     if dist.num_nodes > 1:
         from echofree import machines
 
@@ -173,6 +174,7 @@ def _work_under_torchrun(composed: Composed, world: World) -> int:
         if world.is_first:
             try:
                 parts = build(composed.config)
+                check_fit(composed.config, parts.model, world.size)
                 answer = str(prepare(composed, world.size))
             except UserError as error:
                 answer = error
@@ -327,6 +329,22 @@ def build(config: Any) -> Parts:
             + ". Name another data.root"
         )
     return Parts(source, build_model(config), build_task(config))
+
+
+def check_fit(config: Any, model: torch.nn.Module, size: int) -> None:
+    """Whether `size` ranks can share the model out as `dist` asks.
+
+    Raises:
+        ConfigError: all reasons why not.
+    """
+    from echofree import recompute
+    from echofree.dist import fit
+
+    found = fit.problems(config.dist, model, size)
+    if config.train.activation_checkpointing:
+        found += recompute.problems(model)
+    if found:
+        raise ConfigError(found)
 
 
 def num_threads(ranks: int, workers: int) -> int:

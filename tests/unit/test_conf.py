@@ -12,7 +12,12 @@ from echofree.config.compose import Composer, compose
 from echofree.errors import ConfigError
 
 # Keys that an option can't know: what a user has to type beside it.
-BESIDE = {"data=folder": ["data.root={here}"], "data=aec_challenge": ["data.root={here}"]}
+BESIDE = {
+    "data=folder": ["data.root={here}"],
+    "data=aec_challenge": ["data.root={here}"],
+    "dist=tensor": ["model=base"],
+    "dist=pipeline": ["model=base"],
+}
 # Chosen by way of `model=`, never by hand.
 FOLLOWS = {"model_preset"}
 

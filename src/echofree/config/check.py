@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from echofree.config import sharing
 from echofree.config.override import flat
 from echofree.config.schema import Backend, LoggerKind, Mode, ScheduleKind, StrategyKind
 from echofree.errors import ConfigError
@@ -75,6 +76,12 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     "dist.start_timeout_s": (_positive, "dist.start_timeout_s=600"),
     "dist.max_restarts": (_at_least_0, "dist.max_restarts=0"),
     "dist.bucket_cap_mb": (_positive, "dist.bucket_cap_mb=25"),
+    "dist.schedule": (_one_of(*sharing.SCHEDULES), "dist.schedule=1f1b"),
+    "dist.microbatches": (_at_least_1, "dist.microbatches=4"),
+    "dist.mesh.replicate": (_at_least_0, "dist.mesh.replicate=2, or 0 for no such axis"),
+    "dist.mesh.data": (_at_least_0, "dist.mesh.data=2, or 0 for what is left"),
+    "dist.mesh.pipeline": (_at_least_0, "dist.mesh.pipeline=2, or 0 for what is left"),
+    "dist.mesh.tensor": (_at_least_0, "dist.mesh.tensor=2, or 0 for what is left"),
     "dist.threads": (_at_least_0, "dist.threads=0 for the cores divided by the ranks"),
     "dist.init_method": (
         (
@@ -295,4 +302,4 @@ def _paths(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         yield f"resume_allow={list(config.resume_allow)} is read only beside resume=. Type: resume=auto"
 
 
-RULES = (_train, _optim, _data, _dist, _device, _checkpoint, _logger, _paths)
+RULES = (_train, _optim, _data, _dist, sharing.rules, _device, _checkpoint, _logger, _paths)

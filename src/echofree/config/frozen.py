@@ -75,8 +75,9 @@ def thaw(plain: Mapping[str, Any], source: str = "config.yaml") -> DictConfig:
 
 def _typed_leaves(key: str, value: Any, schema: DictConfig) -> list[tuple[str, Any]]:
     """The leaves of a typed group one by one, so that each wrong one is told; anything else as it is."""
-    if isinstance(value, Mapping) and key in schema and OmegaConf.is_dict(schema._get_node(key)):
-        return [(f"{key}.{name}", leaf) for name, leaf in value.items()]
+    node = OmegaConf.select(schema, key, throw_on_missing=False)
+    if isinstance(value, Mapping) and OmegaConf.is_dict(node):
+        return [leaf for name, inner in value.items() for leaf in _typed_leaves(f"{key}.{name}", inner, schema)]
     return [(key, value)]
 
 

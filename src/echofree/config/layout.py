@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from echofree.errors import ConfigError
 
@@ -24,9 +25,16 @@ ALLOWED = {
 }
 
 
+def asked(mesh: Any) -> dict[str, int]:
+    """`dist.mesh` -> the axes that it names."""
+    return {axis: int(count) for axis in AXES if (count := getattr(mesh, axis))}
+
+
 def axes(name: str, mesh: Mapping[str, int], size: int) -> dict[str, int]:
-    """`dist.name`, `dist.mesh` and the number of ranks -> ranks along each axis, outermost first. Axes of one rank are
-    left out, but for the strategy's own; one axis that `mesh` leaves open (its own, or data) takes the rest.
+    """`dist.name`, the axes that `dist.mesh` names and the number of ranks -> ranks along each axis, outermost first.
+
+    Axes of one rank are left out, but for the strategy's own; one axis that isn't named (its own, or data) takes the
+    rest.
 
     Raises:
         ConfigError: an axis that this strategy has not, or numbers whose product isn't the number of ranks.
@@ -34,7 +42,7 @@ def axes(name: str, mesh: Mapping[str, int], size: int) -> dict[str, int]:
     found = problems(name, mesh)
     if found:
         raise ConfigError(found)
-    own, given = OWN[name], {axis: int(count) for axis, count in mesh.items()}
+    own, given = OWN[name], dict(mesh)
     product = math.prod(given.values())
     opened = next((axis for axis in (own, "data") if axis not in given), None)
     if opened is not None and size % product == 0:
@@ -57,15 +65,13 @@ def axes(name: str, mesh: Mapping[str, int], size: int) -> dict[str, int]:
 def problems(name: str, mesh: Mapping[str, int]) -> list[str]:
     """What is wrong with `mesh` whatever the number of ranks."""
     found = []
-    for axis, count in mesh.items():
+    for axis in mesh:
         if axis not in ALLOWED.get(name, ()):
             allowed = ", ".join(ALLOWED.get(name, ())) or "none"
             why = f"dist={name} has the axes {allowed}"
             other = next((kind for kind, names in ALLOWED.items() if set(mesh) <= set(names)), None)
             remedy = f"Type dist={other}" if other else "Leave it out"
             found.append(f"dist.mesh={_show(mesh)}: there is no axis {axis!r} here; {why}. {remedy}")
-        if count < 1:
-            found.append(f"dist.mesh.{axis}={count}: must be at least 1. Type dist.mesh.{axis}=2")
     return found
 
 

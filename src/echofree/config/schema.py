@@ -132,6 +132,16 @@ class OptimConfig:
 
 
 @dataclass
+class MeshConfig:
+    """Ranks along each axis, outermost first. 0: not asked for; the strategy's own axis, or data, takes the rest."""
+
+    replicate: int = 0  # fsdp: whole copies of what `data` shares out
+    data: int = 0  # ranks that read different clips
+    pipeline: int = 0  # ranks that hold different layers
+    tensor: int = 0  # ranks that hold different parts of the same layers
+
+
+@dataclass
 class DistConfig:
     """Where the work runs."""
 
@@ -148,7 +158,7 @@ class DistConfig:
     sync_batchnorm: SyncBatchNorm = SyncBatchNorm.auto
     bucket_cap_mb: float = 25.0
     find_unused_parameters: bool = False
-    mesh: dict[str, int] = field(default_factory=dict)  # ranks per axis: {data: 2, tensor: 2}; empty: all on one axis
+    mesh: MeshConfig = field(default_factory=MeshConfig)  # ranks along each axis, such as {data:2,tensor:2}
     reshard_after_forward: bool = True  # fsdp: give weights back between forward and backward; off: faster, more memory
     cpu_offload: bool = False  # fsdp: shards of weights, gradients and optimizer states live in main memory
     schedule: str = "1f1b"  # pipeline: gpipe | 1f1b | interleaved (two stages on each rank)

@@ -24,7 +24,7 @@ def problems(config: DistConfig, model: nn.Module, size: int) -> list[str]:
     if config.name is StrategyKind.single or size == 1:
         return []
     try:
-        axes = layout.axes(config.name.value, config.mesh, size)
+        axes = layout.axes(config.name.value, layout.asked(config.mesh), size)
     except ConfigError as error:
         return list(error.problems)
     found = []

@@ -57,7 +57,7 @@ def build_grid(config: DistConfig, world: World, device: torch.device) -> Grid:
     Raises:
         ConfigError: the axes don't fit the number of ranks.
     """
-    axes = layout.axes(config.name.value, config.mesh, world.size)
+    axes = layout.axes(config.name.value, layout.asked(config.mesh), world.size)
     mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank has its place"
