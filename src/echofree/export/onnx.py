@@ -164,11 +164,12 @@ def check(model: Any, graph: StreamGraph, opset: int) -> None:
                 problems.append(f"{what} {name} is no float32")
             if name in shapes and shape != tuple(shapes[name]):
                 problems.append(f"{what} {name} has the shape {shape}, not {shapes[name]}")
-    inputs = {value.name for value in model.graph.input}
     copies = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Identity"}
-    for value in model.graph.output:
-        if copies.get(value.name, value.name) in inputs:
-            problems.append(f"output {value.name} is an input handed through: this state is never updated")
+    problems += [
+        f"output {output_name(state)} is input {input_name(state)} handed through: this state is never updated"
+        for state in graph.state_names
+        if copies.get(output_name(state)) == input_name(state)
+    ]
     if problems:
         raise ExportError("the ONNX file isn't what a device needs: " + "; ".join(problems))
     onnx.checker.check_model(model, full_check=True)

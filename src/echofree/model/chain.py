@@ -26,6 +26,7 @@ from echofree.errors import ConfigError
 from echofree.model.frontend import FrontEnd
 
 SIGNALS = ("mic", "echo", "error", "far")  # what a network may ask the front end for
+FLOOR = 1e-10  # of a bin's power under a compressing exponent
 FRONT_END = "front_end."  # prefix of the front end's part of a stream's state
 
 
@@ -148,5 +149,7 @@ def compress(spectra: Tensor, exponent: float = 0.3) -> Tensor:
 def compress_parts(parts: Tensor, exponent: float = 0.3) -> Tensor:
     """`compress` of real and imaginary parts: [B, S, L, F, 2] -> [B, L, F, 2 S]."""
     power = parts.square().sum(-1, keepdim=True)
-    parts = parts * (power + 1e-10) ** ((exponent - 1) / 2)  # the offset keeps silence finite
+    # (power + floor) ** e; the floor keeps silence finite. In this form no converter can take it for 0: one did
+    half = (exponent - 1) / 2
+    parts = parts * ((power / FLOOR + 1) ** half * FLOOR**half)
     return parts.permute(0, 2, 3, 1, 4).flatten(3)  # [B, L, F, 2 S]
