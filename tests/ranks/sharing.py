@@ -66,7 +66,7 @@ def task() -> Supervised:
 
 def run_of(folder: Path, world: World, model: Any, keys: Mapping[str, Any], num_clips: int = 29) -> Toy:
     """29 clips as 8 + 8 + 8 + 5: two epochs are 8 steps. Gradients of one split agree with those of another to about
-    1e-9; Adam with an eps near that would turn such rounding into whole steps where a weight has hardly any gradient."""
+    1e-9; Adam with an eps near that turns such rounding into whole steps where a weight has hardly any gradient."""
     chosen = {
         "train.epochs": 2, "train.clip_norm": 0.5, "train.save_interval": 0, "optim.lr": 5e-4, "optim.eps": 1e-5,
         "dist.microbatches": 2, **keys,
