@@ -8,9 +8,10 @@ Legend: T samples at the model's rate.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,17 @@ import numpy as np
 
 from echofree import audio
 from echofree.errors import CheckpointError, ConfigError, DataError, UserError
+from echofree.live import FORMATS, Live, as_live, check_rate, is_artifact, pipe
 from echofree.verb import REQUIRED, Key, Words, composed, help_asked, parse, report, show_help, warn
 
 if TYPE_CHECKING:
     import torch
 
 KEYS = {
-    "model": Key(REQUIRED, "a run directory, one of its checkpoints, or linear (a Kalman filter, nothing to train)"),
+    "model": Key(
+        REQUIRED,
+        "a run directory, one of its checkpoints, an exported folder, or linear (a Kalman filter, nothing to train)",
+    ),
     "mic": Key(REQUIRED, "the microphone's file"),
     "far": Key("none", "the far end's file, as sent to the loudspeaker; none: the microphone is passed through"),
     "out": Key(REQUIRED, "where the cleaned file goes; its ending chooses the format"),
@@ -32,11 +37,22 @@ KEYS = {
     "device": Key("cpu", "cpu | cuda"),
     "progress": Key("auto", "auto | on | off"),
 }
+STREAM_KEYS = {
+    "model": KEYS["model"],
+    "stream": Key("true", "raw sound from stdin to stdout, as it comes; also spelled --stream"),
+    "format": Key("s16", "s16 | f32: samples in and out, little endian; in: two channels, mic and far"),
+    "rate": Key("none", "Hz of the sound; it must be the model's and is only checked"),
+    "device": KEYS["device"],
+}
 NOTES = (
     "The files may have any rate, length and format: they are resampled to the model's rate and back, the far end is",
     "cut or filled up with silence to the microphone's length, and the output has the microphone's rate, length and",
     "encoding, one channel. Without a far end, or with a silent one, there is nothing to cancel and the output equals",
     "the microphone.",
+    "",
+    "With stream=true raw sound goes from stdin to stdout: two channels (mic, far) in, one out, late by the model's",
+    "latency. Keys then: model, format (s16 | f32), rate, device. For example:",
+    "  sox -M mic.wav far.wav -t raw -e signed -b 16 -r 16000 - | python -m echofree.cancel model=export/onnx --stream",
 )
 CHUNK_S = 1.0  # of audio per progress step
 SILENT_POWER = 1e-9  # mean square below which (-90 dBFS) a far end plays nothing
@@ -49,8 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("cancel", KEYS, NOTES)
         return 0
+    words = ["stream=true" if word == "--stream" else word for word in words]
     try:
-        run(parse(words, KEYS))
+        if "stream=true" in words:
+            return run_stream(parse(words, STREAM_KEYS))
+        run(parse([word for word in words if word != "stream=false"], KEYS))
     except UserError as error:
         return report(error)
     except KeyboardInterrupt:
@@ -88,6 +107,31 @@ def run(words: Words) -> None:
     if clipped:
         warn(f"{clipped} samples of {out_path} exceeded full scale and were clipped")
     print(f"wrote {out_path}: {len(est) / rate_hz:.2f} s, {rate_hz} Hz, {subtype}")
+
+
+def run_stream(words: Words) -> int:
+    """Cancels stdin until it ends. -> the exit code; 0 also when nobody reads on"""
+    if words["format"] not in FORMATS:
+        raise ConfigError(f"format={words['format']}: give {' or '.join(FORMATS)}")
+    live = as_live(load_model(words["model"], words["device"]))
+    check_rate(live, words.given("rate"))
+    late_ms = 1000 * live.latency_samples / live.sample_rate
+    print(
+        f"{live.sample_rate} Hz, {words['format']}, (mic, far) in; the output is late by {live.latency_samples} "
+        f"samples ({late_ms:.0f} ms)",
+        file=sys.stderr,
+        flush=True,
+    )
+    try:
+        pipe(live, words["format"])
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains while it leaves
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    for text in findings(live.flags()):
+        warn(text)
+    return 0
 
 
 def check_paths(mic: Path, far: Path | None, out: Path) -> None:
@@ -151,12 +195,19 @@ def nearly_equal(mic: np.ndarray, far: np.ndarray) -> bool:
     return energy > 0 and float(np.sum((mic - scale * far) ** 2)) < energy * 10 ** (-SAME_DB / 10)
 
 
-def load_model(name: str, device: str) -> torch.nn.Module:
-    """A trained model from a path, or an untrained one that has nothing to train from its name in conf/model.
+def load_model(name: str, device: str) -> torch.nn.Module | Live:
+    """A trained model or an exported one from a path, or an untrained one that has nothing to train from its name in
+    conf/model.
 
     Raises:
         ConfigError, CheckpointError: neither, or a model whose weights were never trained.
     """
+    if is_artifact(name):
+        from echofree.runtime import Canceller
+
+        if device != "cpu":
+            raise ConfigError(f"device={device} is read for checkpoints only: an exported model runs on its own engine")
+        return Canceller.load(name)
     import torch
 
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
@@ -182,7 +233,7 @@ def cancel(model: Any, mic: np.ndarray, far: np.ndarray, rate_hz: int, progress:
     """Runs a recording through a model as a stream.
 
     Args:
-        model: see `contracts.Model`; in evaluation mode.
+        model: see `contracts.Model`, in evaluation mode; or a `Live`, fresh.
         mic, far: float32, of one length.
         rate_hz: of both; they are resampled to the model's rate and back.
         progress: auto | on | off.
@@ -190,49 +241,34 @@ def cancel(model: Any, mic: np.ndarray, far: np.ndarray, rate_hz: int, progress:
     Returns:
         float32, as long as mic and aligned with it.
     """
-    import torch
-
-    from echofree.model.streaming import Stream
     from echofree.progress import Progress
 
-    mic_m, far_m = (audio.resample(x, rate_hz, model.sample_rate) for x in (mic, far))  # [T]
-    if rate_hz != model.sample_rate:
-        print(f"{rate_hz} Hz is resampled to the model's {model.sample_rate} Hz and back", file=sys.stderr)
-    stream, chunk, parts = Stream(model), round(CHUNK_S * model.sample_rate), []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # the steps of one stream are too small to share: on a busy machine a second thread costs 10x
+    live = as_live(model)
+    mic_m, far_m = (audio.resample(x, rate_hz, live.sample_rate) for x in (mic, far))  # [T]
+    if rate_hz != live.sample_rate:
+        print(f"{rate_hz} Hz is resampled to the model's {live.sample_rate} Hz and back", file=sys.stderr)
+    chunk, parts = round(CHUNK_S * live.sample_rate), []
     start = time.perf_counter()
-    try:
-        with Progress(-(-len(mic_m) // chunk), "cancel, seconds", progress) as bar:
-            for at in range(0, len(mic_m), chunk):
-                parts.append(stream.process(mic_m[at : at + chunk], far_m[at : at + chunk]))
-                bar.update(1)
-        parts.append(np.asarray(stream.flush().cpu())[0])
-    finally:
-        torch.set_num_threads(threads)
-    late = model.latency_samples
+    with Progress(-(-len(mic_m) // chunk), "cancel, seconds", progress) as bar:
+        for at in range(0, len(mic_m), chunk):
+            parts.append(live.process(mic_m[at : at + chunk], far_m[at : at + chunk]))
+            bar.update(1)
+    parts.append(live.flush())
+    late = live.latency_samples
     est = np.concatenate(parts)[late : late + len(mic_m)].astype(np.float32)  # [T]
-    took_s, length_s = time.perf_counter() - start, len(mic_m) / model.sample_rate
+    took_s, length_s = time.perf_counter() - start, len(mic_m) / live.sample_rate
     print(f"{length_s:.2f} s of audio in {took_s:.2f} s: real-time factor {took_s / length_s:.3f}", file=sys.stderr)
-    for text in findings(model, stream):
+    for text in findings(live.flags()):
         warn(text)
     if not np.isfinite(est).all():
         raise CheckpointError("the model's output holds NaN or infinite samples: its weights are broken")
-    return audio.fit(audio.resample(est, model.sample_rate, rate_hz), len(mic))
+    return audio.fit(audio.resample(est, live.sample_rate, rate_hz), len(mic))
 
 
-def findings(model: Any, stream: Any) -> list[str]:
+def findings(flags: Mapping[str, Any]) -> list[str]:
     """What the linear front end, if the model has one, found wrong with the pair of recordings."""
-    from echofree.model.chain import FRONT_END
-    from echofree.model.frontend import FrontEnd
-
-    front = next((m for m in model.modules() if isinstance(m, FrontEnd)), None)
-    if front is None:
+    if not flags:
         return []
-    state = {name.removeprefix(FRONT_END): value for name, value in stream._state.items()}
-    flags = {name: value[0].item() for name, value in front.flags(state).items()}
     texts = []
     if flags["negative_delay"]:
         texts.append(
