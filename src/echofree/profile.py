@@ -79,6 +79,8 @@ def _start(composed: Any, steps: int) -> int:
     composed.profile_steps = steps
     if "name" not in composed.changed:
         composed.config.name = "profile"
+    if "export" in composed.config:
+        composed.config.export.targets = {}
     composed.config.logger.name = type(composed.config.logger.name).console
     return train.start(composed)
 

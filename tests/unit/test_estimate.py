@@ -83,18 +83,20 @@ def test_strategies_share_out() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_told_is_what_a_run_measures(cli: Callable[..., Any], tmp_path: Path) -> None:
-    """The peak of a process, within 15 %; and of what 16 clips take beyond 2, within 30 %: the C library keeps freed
-    memory back, and kernels take some for themselves."""
+    """The peak of a process, within 15 %; and of what 24 clips take beyond 2, within 15 %. The C library is told to
+    give freed memory back, since by its own rules it keeps half as much again."""
+    at_once = {"MALLOC_MMAP_THRESHOLD_": "65536"}
     told, measured = [], []
-    for clips in (2, 16):
-        words = ["data.segment_s=2", "data.num_train=32", "data.num_valid=0", "data.num_test=0", "data.num_workers=0"]
-        words += [f"train.batch_size={clips}", "train.log_every=1", "train.max_steps=2", "train.final_test=false"]
-        said = cli("profile", *words, "estimate=true", timeout=150).check(0).stdout
+    for clips in (2, 24):
+        words = ["data.segment_s=1", "data.num_train=32", "data.num_valid=0", "data.num_test=0", "data.num_workers=0"]
+        words += [f"train.batch_size={clips}", "train.log_every=1", "train.max_steps=1", "train.final_test=false"]
+        said = cli("profile", *words, "estimate=true", timeout=200).check(0).stdout
         told.append(float(said.split("in all")[1].split()[0]))
         folder = tmp_path / str(clips)
-        cli("train", *words, cwd=folder, timeout=150).check(0)
+        cli("train", *words, cwd=folder, timeout=200, env=at_once).check(0)
         facts = json.loads(next(folder.glob("outputs/tiny/*/run.json")).read_text())
         measured.append(facts["peak_mem_mb"][0])
     assert told == pytest.approx(measured, rel=0.15)
-    assert told[1] - told[0] == pytest.approx(measured[1] - measured[0], rel=0.3)
+    assert told[1] - told[0] == pytest.approx(measured[1] - measured[0], rel=0.15)
