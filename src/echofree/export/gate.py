@@ -18,7 +18,7 @@ import numpy as np
 from echofree.contracts import Scenario
 from echofree.errors import MissingExtra
 from echofree.export.base import Bounds, Exporter, ExportError
-from echofree.export.golden import Reference, Tick, scenario_name, steps
+from echofree.export.golden import Reference, Tick, rounding, scenario_name, steps
 from echofree.metric.core import si_sdr
 from echofree.model.graph import StreamGraph
 from echofree.runtime.contract import Contract
@@ -65,7 +65,7 @@ def check(
     bounds = exporter.bounds
     weights = {} if graph is None else weight_differences(graph, exporter, folder)
     quality = {"si_sdr": si_sdr_loss(model, reference), "aecmos": aecmos_loss(model, reference)}
-    problems = judge(measured, bounds, reference)
+    problems = judge(measured, bounds, reference, lambda name: rounding(model, reference, name))
     problems += judge_weights(weights)
     problems += judge_quality(quality, bounds)
     if measured["torch_imported"] and contract.engine != "executorch":
@@ -107,8 +107,15 @@ def measure(folder: Path, work: Path, tick: Tick) -> dict[str, Any]:
     return found
 
 
-def judge(measured: dict[str, Any], bounds: Bounds, reference: Reference) -> list[str]:
-    """What is beyond the bounds on waves and states."""
+def judge(measured: dict[str, Any], bounds: Bounds, reference: Reference, own: Callable[[str], float]) -> list[str]:
+    """What is beyond the bounds on waves and states.
+
+    Args:
+        measured: by `measure`; what `own` said is added to a take.
+        bounds: of the target.
+        reference: what was measured.
+        own: take -> what rounding alone does to the model's output there; asked where a bound is exceeded.
+    """
     problems = []
     for take in reference.takes:
         found = measured["takes"][take.name]
@@ -116,9 +123,11 @@ def judge(measured: dict[str, Any], bounds: Bounds, reference: Reference) -> lis
         if not found["finite"]:
             problems.append(f"{name}: NaN or infinite samples")
             continue
-        found["model_rounding"] = reference.own[take.name]
-        least = 0.0 if bounds.wave is None else max(bounds.wave, min(ROUNDING * found["model_rounding"], MOST))
-        if bounds.wave is not None and found["max"] > least:
+        least = bounds.wave
+        if least is not None and found["max"] > least:
+            found["model_rounding"] = own(take.name)
+            least = max(least, min(ROUNDING * found["model_rounding"], MOST))
+        if least is not None and found["max"] > least:
             problems.append(
                 f"{name}: differs by up to {found['max']:.2g} from step {found['first_hop_beyond_1e-4']} on; "
                 f"{least:.2g} is allowed"

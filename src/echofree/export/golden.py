@@ -93,12 +93,10 @@ class Reference:
     Attributes:
         folder: holds takes.json, a file per take, and states.npz.
         takes: in the order in which they run.
-        own: take -> what `rounding` says of it.
     """
 
     folder: Path
     takes: list[Take]
-    own: dict[str, float]
 
 
 def prepare(
@@ -128,11 +126,8 @@ def prepare(
         (Take("two at once", chunks="odd", beside="its twin"), extra),
         (Take("its twin", chunks="odd"), other),
     ]
-    own: dict[str, float] = {}
     for take, wave in takes:
         reference = forward(model, wave["mic"], wave["far"])
-        if take.name != "long":
-            own[take.name] = rounding(model, reference, **wave)
         np.savez(folder / f"{take.name}.npz", reference=reference, **wave)
         tick()
     seconds = min(STATES_S, 60 * minutes)
@@ -141,16 +136,17 @@ def prepare(
     every = max(1, min(round(STATES_EVERY_S * model.sample_rate / model.hop_samples), count // 3))
     _write_states(model, graph, stream, every, folder, tick)
     (folder / "takes.json").write_text(json.dumps([asdict(take) for take, _ in takes], indent=1), encoding="utf-8")
-    own["long"] = own["odd chunks"]
-    return Reference(folder, [take for take, _ in takes], own)
+    return Reference(folder, [take for take, _ in takes])
 
 
-def rounding(model: Any, reference: np.ndarray, mic: np.ndarray, far: np.ndarray) -> float:
-    """What the model itself makes of one unit of rounding (2^-24) in each sample of its inputs: largest difference."""
+def rounding(model: Any, reference: Reference, name: str) -> float:
+    """What the model itself makes of one unit of rounding (2^-24) in each sample of its inputs: the largest difference
+    in a take; of the long one a piece stands for all."""
+    with np.load(reference.folder / f"{name if name != 'long' else 'odd chunks'}.npz") as take:
+        mic, far, out = take["mic"], take["far"], take["reference"]
     rng = np.random.default_rng(0)
     noisy = [(x * (1 + rng.choice([-1, 1], len(x)) * 2.0**-23)).astype(np.float32) for x in (mic, far)]
-    late = int(model.latency_samples)
-    return float(np.abs(forward(model, *noisy) - reference)[late:].max(initial=0.0))
+    return float(np.abs(forward(model, *noisy) - out)[int(model.latency_samples) :].max(initial=0.0))
 
 
 def forward(model: Any, mic: np.ndarray, far: np.ndarray) -> np.ndarray:

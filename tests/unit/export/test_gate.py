@@ -89,7 +89,7 @@ def test_a_right_artifact_ships_whole(shipped, tiny):
     }  # fmt: skip
     for take in alignment["takes"].values():
         assert take["finite"]
-        assert take["max"] <= max(1e-4, 4 * take["model_rounding"])
+        assert take["max"] <= max(1e-4, 4 * take.get("model_rounding", 0.0))
     assert {"gru", "levels", "front_end.kalman.weight"} <= set(alignment["states"])
     assert len(alignment["weights"]) >= 30
     assert max(alignment["weights"].values()) < 1e-6
