@@ -373,6 +373,7 @@ def run_config(
     from echofree.data.loader import Plan, TrainLoader
     from echofree.dist.strategy import Amp, build_strategy
     from echofree.final import final_scores
+    from echofree.follow import follow
     from echofree.logger.build import build_logger
     from echofree.loop import Loop
     from echofree.model.count import describe
@@ -442,7 +443,10 @@ def run_config(
         if wants_dry_run(config.train, device):
             dry_run(loop, rehearsal())
         profile_steps = run.facts.get("profile_steps")
-        outcome = measure(loop, profile_steps) if profile_steps else loop.fit()
+        if asked := run.facts.get("parity"):
+            outcome = follow(loop, asked["reference"])
+        else:
+            outcome = measure(loop, profile_steps) if profile_steps else loop.fit()
         status = outcome.status
         pulse.at("end")
         pulse.warm = False  # what rank 0 still has to do may take its time

@@ -96,6 +96,18 @@ VERBS: dict[str, Verb] = {
             ("dist=ddp dist.num_procs=4 data.root=/path/to/recordings data.num_workers=8", "for that training"),
         ),
     ),
+    "parity": Verb(
+        "compare one process with N, step by step, under every strategy",
+        "[words of train ...] [parity.worlds=[1,2]] [parity.strategies=[ddp,fsdp]]",
+        keys=(
+            ("parity.worlds", "numbers of ranks"),
+            ("parity.strategies", "left out: those that the model allows"),
+        ),
+        examples=(
+            ("train.batch_size=4 data.segment_s=1.0", "tiny under ddp and fsdp on two ranks"),
+            ("model=base model.hidden_size=96 model.num_layers=2 train.batch_size=4", "a small base under everything"),
+        ),
+    ),
     "profile": Verb(
         "tell where the time of a training step goes, or what memory it will take",
         "[words of train ...] [profile.steps=10] [estimate=true]",

@@ -126,9 +126,10 @@ def _schedule(config: DictConfig, count: int) -> Iterator[str]:
             f"dist.microbatches={dist.microbatches}: dist.schedule=interleaved needs a multiple of the {count} ranks. "
             f"Type: dist.microbatches={fitting}"
         )
-    if config.train.batch_size < dist.microbatches:
+    clips = config.train.batch_size  # or auto
+    if isinstance(clips, int) and clips < dist.microbatches:
         yield (
-            f"train.batch_size={config.train.batch_size} can't be cut into dist.microbatches={dist.microbatches} "
+            f"train.batch_size={clips} can't be cut into dist.microbatches={dist.microbatches} "
             f"parts of a clip or more. Type: train.batch_size={dist.microbatches}"
         )
 
