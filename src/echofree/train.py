@@ -328,7 +328,12 @@ def build(config: Any) -> Parts:
             + "; ".join(f"{what}: {value}" for what, value in source.survey())
             + ". Name another data.root"
         )
-    return Parts(source, build_model(config), build_task(config))
+    model = build_model(config)
+    if config.export.targets:
+        from echofree.export.after import check_model
+
+        check_model(model)
+    return Parts(source, model, build_task(config))
 
 
 def check_fit(config: Any, model: torch.nn.Module, size: int) -> None:
@@ -378,12 +383,12 @@ def run_config(
     from echofree.loop import Loop
     from echofree.model.count import describe
     from echofree.optim import build_optimizer
+    from echofree.profile import measure
     from echofree.recompute import recompute
     from echofree.rehearsal import Rehearsal, dry_run, longest_samples, wants_dry_run
     from echofree.restart import go_on
     from echofree.sizing import settle
     from echofree.stop import FILE as STOP_FILE
-    from echofree.profile import measure
     from echofree.stop import StopFlag, seconds
 
     stop = StopFlag(seconds(config.train.max_time), run.folder / STOP_FILE)
@@ -461,6 +466,13 @@ def run_config(
 
             final_scores(config, scored, source, run, world, str(device), scored_one)
             bar.close()
+        if outcome.status != "preempted" and config.export.targets:
+            from echofree.export.after import export_best
+
+            status = "failed"  # unless every artifact agrees with its model
+            run.note(best=loop.state.best, steps=loop.state.step)
+            export_best(config.export, run, world, lambda: pulse.at("export"))
+            status = outcome.status
     except (RuntimeError, MemoryError) as error:
         if text := _without_memory(error, loop):
             raise OutOfMemory(text) from error

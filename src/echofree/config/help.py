@@ -47,6 +47,19 @@ VERBS: dict[str, Verb] = {
             ),
         ),
     ),
+    "export": Verb(
+        "make a checkpoint into files for devices, and compare each with the model before it may ship",
+        "checkpoint=<run dir|checkpoint> [export=onnx|[onnx,onnx_int8]|...]",
+        keys=(
+            ("checkpoint", "a run directory (its best weights) or one of its checkpoints"),
+            ("export", "one target or several; left out: onnx"),
+            ("out", "where the folders go; left out: export/ of the run directory"),
+        ),
+        examples=(
+            ("checkpoint=outputs/run/2026-01-31_12-00-00", "an ONNX file, its contract and golden vectors"),
+            ("checkpoint=outputs/run/2026-01-31_12-00-00 export=[onnx,onnx_int8] export.minutes=2", "two at once"),
+        ),
+    ),
     "cancel": Verb(
         "remove the echo from a recording",
         "model=<run dir|checkpoint> mic=<file> far=<file> out=<file>",
@@ -172,6 +185,7 @@ GROUP_LINES = {
     "dist": "where the work runs",
     "checkpoint": "what is kept",
     "logger": "where metrics go beside metrics.jsonl",
+    "export": "what the best checkpoint becomes for a device",
     "experiment": "one small file of differences: experiments/experiment/NAME.yaml",
     "debug": "remedies: shorter, stricter, louder",
 }
