@@ -282,12 +282,13 @@ def compare(
     """A case against the reference; bf16 by its mean loss alone."""
     verdict = Verdict(case, rows=rows)
     pairs = list(zip(rows, expected, strict=True))
-    verdict.loss = max(_relative(a["loss"], b["loss"]) for a, b in pairs)
+    # a step of silence has a loss near zero: what matters is the size of the losses of this training
+    scale = sum(abs(row["loss"] or 0.0) for row in expected) / len(expected)
+    verdict.loss = max(_relative(a["loss"], b["loss"], scale) for a, b in pairs)
     verdict.norm = max(_relative(a["grad_norm"], b["grad_norm"]) for a, b in pairs)
     verdict.weights = max(row["worst"][0][1] for row in rows)
     if case.precision != "fp32":
         means = [sum(row["loss"] for row in side) / len(side) for side in (rows, expected)]
-        scale = sum(abs(row["loss"]) for row in expected) / len(expected)
         verdict.loss = abs(means[0] - means[1]) / max(scale, 1e-12)
         if not verdict.loss <= gap:
             verdict.step, verdict.what, verdict.cause = (
@@ -299,7 +300,7 @@ def compare(
     for mine, theirs in pairs:
         if mine["clips"] != theirs["clips"]:
             verdict.what = "clips"
-        elif _relative(mine["loss"], theirs["loss"]) > LOSS_RTOL:
+        elif _relative(mine["loss"], theirs["loss"], scale) > LOSS_RTOL:
             verdict.what = "loss"
         elif _relative(mine["grad_norm"], theirs["grad_norm"]) > NORM_RTOL:
             verdict.what = "gradient norm"
@@ -338,10 +339,11 @@ def likely_cause(what: str, mine: dict[str, Any], theirs: dict[str, Any], at_onc
     return "rounding that the optimizer enlarges, or an update of this tensor that one rank doesn't share"
 
 
-def _relative(a: float | None, b: float | None) -> float:
+def _relative(a: float | None, b: float | None, scale: float = 0.0) -> float:
+    """The difference by the larger of the two, or by `scale` where that is more."""
     if a is None or b is None:
         return 0.0 if a is b else float("inf")
-    return abs(a - b) / max(abs(a), abs(b), 1e-3)
+    return abs(a - b) / max(abs(a), abs(b), scale, 1e-12)
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.ranks
 Cli = Callable[..., Any]
-SMALL = ("data.segment_s=0.3", "data.num_train=24", "data.num_workers=0", "data.num_rooms=4", "parity.steps=3")
+SMALL = ("data.segment_s=0.5", "data.num_train=24", "data.num_workers=0", "data.num_rooms=4", "parity.steps=3")
 BASE = (
     "model=base", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=4", "model.context_frames=8",
     "optim.warmup_steps=0", "train.batch_size=2", "train.gradient_accumulation_steps=2", "train.clip_norm=0.5",
