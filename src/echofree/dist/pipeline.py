@@ -11,6 +11,7 @@ Legend: B batch, T samples, L frames.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from echofree.contracts import Batch, State, Task
 from echofree.dist import fit, shard, stages
 from echofree.dist.mesh import Grid
 from echofree.dist.strategy import Amp, saved_buffers
+
+log = logging.getLogger("echofree")
 
 KEPT_SCHEDULES = 4  # each holds buffers for what it receives, made for one shape
 
@@ -95,6 +98,10 @@ class Pipeline:
         self.num_stages = fit.num_stages(config, self.size)
         cuts = stages.cut(config, model, self.num_stages)
         blocks: list[nn.Module] = list(model.blocks())  # type: ignore[operator]
+        names = fit.block_names(model, blocks)
+        for stage, part in enumerate(cuts):
+            held = names[part[0]] if len(part) == 1 else f"{names[part[0]]} to {names[part[-1]]}"
+            log.info("pipeline: stage %d on rank %d holds %s", stage, stage % self.size, held)
         mine = range(self.rank, self.num_stages, self.size)
         kept = {id(blocks[i]) for stage in mine for i in cuts[stage]}
         for block in blocks:
