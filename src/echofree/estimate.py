@@ -60,7 +60,11 @@ def estimate(config: Any, parts: Parts, ranks: int, device: str) -> Estimate:
     from echofree.recompute import recompute
 
     train, kind = config.train, config.dist.name
-    axes = layout.axes(kind.value, config.dist.mesh, ranks) if kind is not StrategyKind.single and ranks > 1 else {}
+    axes = (
+        layout.axes(kind.value, layout.asked(config.dist.mesh), ranks)
+        if kind is not StrategyKind.single and ranks > 1
+        else {}
+    )
     data_size = layout.data_size(axes) if axes else 1
     mine = share(train, data_size) if asked(train) is None or train.global_batch_size is not None else None
     number = asked(train) or mine or 1

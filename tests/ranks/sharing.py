@@ -68,7 +68,7 @@ def run_of(folder: Path, world: World, model: Any, keys: Mapping[str, Any], num_
     """29 clips as 8 + 8 + 8 + 5: two epochs are 8 steps. Gradients of one split agree with those of another to about
     1e-9; Adam with an eps near that turns such rounding into whole steps where a weight has hardly any gradient."""
     chosen = {
-        "train.epochs": 2, "train.clip_norm": 0.5, "train.save_interval": 0, "optim.lr": 5e-4, "optim.eps": 1e-5,
+        "train.epochs": 2, "train.clip_norm": 0.5, "train.save_interval": 0, "optim.lr": 5e-4, "optim.eps": 1e-4,
         "dist.microbatches": 2, **keys,
     }  # fmt: skip
     return Toy(folder, world=world, model=model, data=Noise(num_clips), task=task(), keys=chosen)  # type: ignore[arg-type]
