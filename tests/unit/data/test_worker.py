@@ -71,7 +71,7 @@ def test_clips_made_in_the_process_itself_are_named_too() -> None:
     assert len(seen) == 1
     assert "the training process has been making clip 5 of epoch 0" in seen[0]
     assert mine.doing() == "the training process has nothing to do"
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # threads of earlier tests may end meanwhile
 
 
 @pytest.mark.ranks
