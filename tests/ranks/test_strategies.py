@@ -52,8 +52,9 @@ def split(data_size: int, name: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 def outcome(toy: Any) -> dict[str, Any]:
     loop = toy.loop()
+    first = weights(loop)
     loop.fit()
-    result = {"weights": weights(loop), "records": records(loop), "kind": type(loop.strategy).__name__}
+    result = {"first": first, "weights": weights(loop), "records": records(loop), "kind": type(loop.strategy).__name__}
     toy.world.barrier()
     return result
 
@@ -83,6 +84,7 @@ def test_equal_to_one_process(
     ranks = run_ranks(work, size, init=False, timeout=120)
     expected = {"ddp": "Ddp", "fsdp": "Fsdp", "tensor": "TensorParallel", "pipeline": "Pipeline"}[name]
     assert len(alone["records"]) == 8
+    assert difference(alone["weights"], alone["first"]) > 100 * TOLERANCE
     for got in ranks:
         assert got["kind"] == expected
         worst = difference(got["weights"], alone["weights"])
