@@ -65,11 +65,14 @@ def _look(loop: Loop, batches: list[Batch], folder: Path, write: bool) -> None:
 
 
 def differences(state: dict[str, Tensor], expected: dict[str, Tensor]) -> list[tuple[str, float]]:
-    """[(name, largest absolute difference)], the worst first; inf where one of two isn't a number."""
+    """[(name, largest difference)], the worst first; inf where one of two isn't a number. Absolute up to a tensor whose
+    largest value is 1, relative to that beyond it: running statistics can be large."""
     found = []
     for name, tensor in expected.items():
+        if not tensor.numel():
+            continue
         gap = (state[name].detach().cpu().double() - tensor.double()).abs()
-        worst = float(gap.max()) if gap.numel() else 0.0
+        worst = float(gap.max() / tensor.double().abs().max().clamp(min=1.0))
         found.append((name, worst if math.isfinite(worst) else math.inf))
     return sorted(found, key=lambda pair: -pair[1])
 

@@ -65,10 +65,13 @@ def test_every_case_has_the_same_global_batch() -> None:
 
 
 def test_what_cannot_work_is_left_out_or_refused() -> None:
-    found, left_out = parity.cases(asked("parity.worlds=2", "parity.bf16=false"), config(), tiny())
+    found, left_out = parity.cases(asked("parity.worlds=[1,2]", "parity.bf16=false"), config(), tiny())
     assert [case.name for case in found] == ["one process", "ddp on 2", "fsdp on 2"]
-    assert len(left_out) == 2
-    assert all("BarkNet" in text for text in left_out)
+    assert len(left_out) == 3
+    assert "batch norm" in left_out[0]
+    assert all("BarkNet" in text for text in left_out[1:])
+    found, _ = parity.cases(asked("parity.worlds=1", "parity.uneven=false"), config(), tiny())
+    assert found[1].name == "one process, 8 x 1"
     with pytest.raises(ConfigError, match="tensor on 2 ranks"):
         parity.cases(asked("parity.strategies=[ddp,tensor]"), config(), tiny())
     with pytest.raises(ConfigError, match=r"3 clips can't be dealt out to 2 ranks"):
@@ -95,7 +98,7 @@ def test_equal() -> None:
 
 
 def test_within_the_tolerances() -> None:
-    assert verdict(loss=lambda v: v * (1 + 5e-6), grad_norm=lambda v: v * (1 + 5e-5)).equal
+    assert verdict(loss=lambda v: v * (1 + 5e-6), grad_norm=lambda v: v * (1 + 5e-4)).equal
     assert verdict(worst=lambda v: [["net.weight", 9e-7]]).equal
 
 
@@ -167,9 +170,11 @@ def test_curve_shows_each_point_where_it_belongs() -> None:
 
 
 def test_differences() -> None:
-    a = {"w": torch.tensor([1.0, 2.0]), "b": torch.zeros(0), "n": torch.tensor([float("nan")])}
-    b = {"w": torch.tensor([1.0, 2.5]), "b": torch.zeros(0), "n": torch.tensor([1.0])}
-    assert differences(a, b) == [("n", float("inf")), ("w", 0.5), ("b", 0.0)]
+    a = {"w": torch.tensor([0.1, 0.2]), "b": torch.zeros(0), "n": torch.tensor([float("nan")]), "v": torch.ones(2) * 9}
+    b = {"w": torch.tensor([0.1, 0.7]), "b": torch.zeros(0), "n": torch.tensor([1.0]), "v": torch.ones(2) * 10}
+    found = differences(a, b)
+    assert [name for name, _ in found] == ["n", "w", "v"]
+    assert [worst for _, worst in found] == pytest.approx([float("inf"), 0.5, 0.1])
 
 
 class Source:

@@ -180,7 +180,8 @@ def _finish(config: DictConfig, right: list[Override], problems: list[str], comp
     choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if not str(k).startswith("hydra/")}
     own_dir = next((word.value() for word in right if word.key_or_group == "hydra.run.dir"), None)
     config = without_hydra(config)
-    problems = problems + check.problems(config, choices)
+    if config.resume is None:  # else what counts is the frozen config with these words in it: see `_resumed`
+        problems = problems + check.problems(config, choices)
     if problems:
         raise ConfigError(problems)
     default = without_hydra(composer.base(()))
@@ -206,6 +207,8 @@ def _resumed(composed: Composed, right: list[Override], composer: Composer) -> C
             f"resume=auto: {composed.config.output_root}/{composed.config.name} holds no run with a checkpoint, "
             "a new one starts"
         )
+        if found := check.problems(composed.config, composed.choices):
+            raise ConfigError(found)
         return composed
     given = resume.given_keys(right, composed.config, lambda words: without_hydra(composer.base(words)))
     config, notes = resume.merge(plan, composed.config, given)

@@ -53,6 +53,16 @@ def test_the_same_command_again_is_fine(home, composer):
     assert compose([*words, f"resume={run}"], composer).config.model.num_layers == 3
 
 
+def test_rules_judge_the_run_and_not_what_the_words_alone_would_compose(home, composer):
+    """tiny, the default, has no tensor_plan(); the run's base has."""
+    run = make_run(home, ["model=base", "dist=fsdp", "dist.num_procs=2"], "2026-01-01_00-00-00")
+    words = [f"resume={run}", "dist=tensor", "dist.num_procs=2", "resume_allow=[dist]"]
+    assert compose(words, composer).config.dist.name.value == "tensor"
+    run = make_run(home, ["dist=fsdp", "dist.num_procs=2"], "2026-01-02_00-00-00")
+    with pytest.raises(ConfigError, match="BarkNet"):
+        compose([f"resume={run}", *words[1:]], composer)
+
+
 def test_a_different_value_is_refused_with_old_and_new(home, composer):
     run = make_run(home, ["optim.lr=0.125"], "2026-01-01_00-00-00")
     with pytest.raises(ConfigError) as caught:
