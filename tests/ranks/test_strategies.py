@@ -20,7 +20,7 @@ from toy import meet, records, weights
 
 pytestmark = pytest.mark.ranks
 Ranks = Callable[..., list[Any]]
-TOLERANCE = 3e-6  # float32, weights of order 1; data x pipeline on four ranks is the farthest with 1.0e-6
+TOLERANCE = 1e-6
 
 # name, keys, ranks that read different clips
 TWO = [
