@@ -80,6 +80,14 @@ class ExportError(EchoFreeError):
     """A model that a format can't hold, or a file that isn't what it should be."""
 
 
+def reason(error: BaseException) -> str:
+    """The innermost cause of a converter's complaint, whose text names the operator, without the advice around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:500]}"
+
+
 def input_name(state: str) -> str:
     """A state's input in a graph."""
     return state.replace(".", "_")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from echofree.errors import ConfigError, MissingExtra
-from echofree.export.base import FLOAT, Bounds, Calibration, ExportError, input_name, output_name
+from echofree.export.base import FLOAT, Bounds, Calibration, ExportError, input_name, output_name, reason
 from echofree.model.graph import StreamGraph
 
 LEAST_OPSET, MOST_OPSET = 18, 20  # asking the exporter for less goes through a converter that breaks Pad and Split
@@ -87,7 +87,7 @@ def convert(graph: StreamGraph, opset: int) -> Any:
                 verbose=False,
             )
     except Exception as error:  # converters raise whatever they like
-        raise ExportError(f"ONNX (opset {opset}) can't hold this model: {_reason(error)}") from error
+        raise ExportError(f"ONNX (opset {opset}) can't hold this model: {reason(error)}") from error
     assert program is not None
     model = program.model_proto
     tidy(model)
@@ -190,11 +190,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause, whose text names the operator, without the advice around it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:3])[:500]}"

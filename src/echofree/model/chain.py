@@ -143,13 +143,13 @@ def compress(spectra: Tensor, exponent: float = 0.3) -> Tensor:
     Returns:
         [B, L, F, 2 S] real: (re, im) of signal 0, of signal 1, ...
     """
-    return compress_parts(torch.view_as_real(spectra), exponent)
+    parts = compress_parts(torch.view_as_real(spectra), exponent)  # [B, S, L, F, 2]
+    return parts.permute(0, 2, 3, 1, 4).flatten(3)  # [B, L, F, 2 S]
 
 
 def compress_parts(parts: Tensor, exponent: float = 0.3) -> Tensor:
-    """`compress` of real and imaginary parts: [B, S, L, F, 2] -> [B, L, F, 2 S]."""
+    """`compress` of real and imaginary parts where they stand: [..., 2] -> [..., 2]."""
     power = parts.square().sum(-1, keepdim=True)
     # (power + floor) ** e; the floor keeps silence finite. In this form no converter can take it for 0: one did
     half = (exponent - 1) / 2
-    parts = parts * ((power / FLOOR + 1) ** half * FLOOR**half)
-    return parts.permute(0, 2, 3, 1, 4).flatten(3)  # [B, L, F, 2 S]
+    return parts * ((power / FLOOR + 1) ** half * FLOOR**half)

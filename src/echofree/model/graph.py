@@ -149,7 +149,8 @@ def mask_graph(chain: Chain, mask: MaskedSum, advance: Advance, states: State, p
 
     def body(inputs: tuple[Tensor, ...], state: State) -> tuple[Tensor, State]:
         (spectra,) = inputs  # [1, S, F, 2]
-        raw, known = advance(compress_parts(spectra.unsqueeze(2)), state)  # [1, 1, F, 3 M]
+        packed = compress_parts(spectra).permute(0, 2, 1, 3).flatten(2)  # [1, F, 2 S]; one converter has no 5-D power
+        raw, known = advance(packed.unsqueeze(1), state)  # [1, 1, F, 3 M]
         raw = raw[:, 0].unflatten(-1, (-1, RAW))  # [1, F, M, 3]
         real, imag = bounded_parts(raw, mask.limit)  # [1, F, M] each
         planes = []

@@ -144,18 +144,20 @@ def _open_litert(contract: Contract, folder: Path) -> Callable[[], Runner]:
 
 
 class _LiteRtRunner(_Buffers):
-    """The names of a TFLite signature are those of the contract."""
+    """A converter of PyTorch models names tensors by their position: args_0 ..., output_0 ..."""
 
     def __init__(self, interpreter: Any, contract: Contract, folder: Path):
         super().__init__(contract, folder)
         self._interpreter = interpreter
         interpreter.allocate_tensors()
         signature = interpreter.get_signature_runner()
-        given = {name: item["index"] for name, item in signature.get_input_details().items()}
-        made = {name: item["index"] for name, item in signature.get_output_details().items()}
-        self._inputs = [given[name] for name in contract.inputs]
-        self._given = [given[state.input] for state in contract.states]
-        self._output, self._made = made[contract.output], [made[state.output] for state in contract.states]
+        given, made = signature.get_input_details(), signature.get_output_details()
+        num, count = len(contract.inputs), len(contract.states)
+        if len(given) != num + count or len(made) != 1 + count:
+            raise EchoFreeError(f"{folder}: the file has {len(given)} inputs and {len(made)} outputs, not as described")
+        indices = [given[f"args_{i}"]["index"] for i in range(num + count)]
+        self._inputs, self._given = indices[:num], indices[num:]
+        self._output, *self._made = (made[f"output_{i}"]["index"] for i in range(1 + count))
 
     def run(self) -> np.ndarray:
         it = self._interpreter
