@@ -15,7 +15,7 @@ nox.options.sessions = ["lint", "types", "tests", "conf", "ranks"]
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
-EVERYTHING = ".[dev,metrics,tensorboard]"
+EVERYTHING = ".[dev,metrics,tensorboard,export]"
 SMALL = ["data.num_train=16", "data.num_valid=4", "train.batch_size=4"]  # a run of seconds
 
 
