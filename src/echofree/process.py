@@ -32,6 +32,11 @@ def exists(pid: int) -> bool:
     return state not in "ZX"
 
 
+def num_cores() -> int:
+    """Cores that this process may use: a launcher or a scheduler may have given it some of the machine's."""
+    return len(os.sched_getaffinity(0))
+
+
 def children(parent: int) -> list[int]:
     """Direct children, those of every thread."""
     found: list[int] = []

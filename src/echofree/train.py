@@ -25,6 +25,7 @@ from echofree.errors import (
     Preempted,
     UserError,
 )
+from echofree.process import num_cores
 
 if TYPE_CHECKING:
     import torch
@@ -83,20 +84,38 @@ def start(composed: Composed) -> int:
         code = _work_under_torchrun(composed, world)
         leave(code)
     parts = build(composed.config)  # what's wrong with the data or the model is said before any directory is made
-    from echofree.dist.local import how_many, launch
-
-    dist = composed.config.dist
-    count = 1 if dist.name.value == "single" else how_many(dist.num_procs, composed.config.train.device)
+    dist, count = composed.config.dist, num_ranks(composed.config)
     check_fit(composed.config, parts.model, count * dist.num_nodes)
     if dist.num_nodes > 1:
         from echofree import machines
 
         del parts
         return machines.run(composed, count, machines.Steps(prepare, _verdict, _note_restart))
-    run_dir = prepare(composed, count)
+    kept = parts if count == 1 and not dist.max_restarts else None
+    del parts  # several ranks build their own
+    return run_prepared(prepare(composed, count), kept)
+
+
+def num_ranks(config: Any) -> int:
+    """Ranks that `dist` asks for on one machine, looked at here."""
+    from echofree.dist.local import how_many
+
+    return 1 if config.dist.name.value == "single" else how_many(config.dist.num_procs, config.train.device)
+
+
+def run_prepared(run_dir: Path, parts: Parts | None = None) -> int:
+    """Runs what is frozen in `run_dir` with all its ranks on this machine. -> the exit code
+
+    Args:
+        parts: already built from the same config, for a run of one rank.
+    """
+    from echofree.config import frozen
+    from echofree.dist.local import launch
+
+    config = frozen.load(run_dir)
+    dist, count = config.dist, num_ranks(config)
     if count == 1 and not dist.max_restarts:
         return work(run_dir, parts=parts)
-    del parts  # the ranks build their own
     code = _verdict(run_dir, launch(count, run_dir, dist.start_timeout_s, interface=dist.interface))
     for number in range(1, dist.max_restarts + 1):
         if code != ExitCode.FAILED:
@@ -353,9 +372,10 @@ def check_fit(config: Any, model: torch.nn.Module, size: int) -> None:
 
 
 def num_threads(ranks: int, workers: int) -> int:
-    """Intra-op threads of a rank: its share of this machine's cores, less one that its loader workers keep busy. Two
-    threads that wait for one core cost far more than they bring: small operations take up to ten times as long."""
-    return max(1, (os.cpu_count() or 1) // ranks - (1 if workers else 0))
+    """Intra-op threads of a rank: its share of the cores that this process may use, less one that its loader workers
+    keep busy. Two threads that wait for one core cost far more than they bring: small operations take up to ten times
+    as long."""
+    return max(1, num_cores() // ranks - (1 if workers else 0))
 
 
 def run_config(
@@ -437,7 +457,7 @@ def run_config(
             "size": world.size, "hosts": world.hosts, "backend": world.backend, "source": world.source,
             "device": str(device), "threads": torch.get_num_threads(),
         },
-        step_size=size.note(),
+        step_size=size.note(), total_steps=loop.total_steps,
     )  # fmt: skip
     if world.is_first:
         banner(config, run, world, device, about, source, plan, loop)

@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from echofree.dist.endpoint import Place
 from echofree.dist.world import ATTEMPT, INTERFACE, JOB_ID
 from echofree.errors import ExitCode
-from echofree.process import children, die_with, exists, oom_kills
+from echofree.process import children, die_with, exists, num_cores, oom_kills
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LAUNCHER = "ECHOFREE_LAUNCHER_PID"
@@ -167,7 +167,7 @@ def launch(
     job_id = uuid.uuid4().hex if place is None else place.job_id
     added = {JOB_ID: job_id, LAUNCHER: str(os.getpid()), **_network(place, interface)}
     if "OMP_NUM_THREADS" not in os.environ:
-        added["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // num_procs))
+        added["OMP_NUM_THREADS"] = str(max(1, num_cores() // num_procs))
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it ourselves, with the cause
