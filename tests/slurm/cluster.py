@@ -4,7 +4,8 @@
 
 goes on in fresh pid, mount, network and UTS namespaces, starts the cluster there, runs COMMAND with SLURM_CONF set,
 stops everything and exits with COMMAND's status. However it ends, SIGKILL included, the kernel ends and unmounts all
-that was in there. Each node has a network namespace, an address and a host name of its own; `v-node2` is the cable of node2.
+that was in there. Each node has a network namespace, an address and a host name of its own; `v-node2` is the cable of
+node2.
 
 Needs root and Debian's slurmctld, slurmd, slurm-client, munge and iproute2; slurmdbd and mariadb-server for accounting.
 `--missing` prints what isn't there and ends. CLUSTER_LOGS=DIR keeps the daemons' logs.
