@@ -1,15 +1,16 @@
-"""python -m echofree.evaluate: a trained model's scores per scenario, beside the microphone and a linear filter.
+"""python -m echofree.evaluate: a trained model's scores per scenario, beside the microphone, a linear filter, and any
+other program or folder of outputs.
 
-Writes scores.csv (a row per clip and system) and scores.json (the summary, with everything that must be equal for two
-evaluations to be comparable), and prints the summary as a table.
+Writes scores.csv (a row per clip and system), scores.json (the summary, with everything that must be equal for two
+evaluations to be comparable) and listen/ (the worst clips, to be heard), and prints the summary as a table. How much
+echo is gone never stands without what happened to the talker.
 """
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,19 +34,31 @@ KEYS = {
         "mic,linear", "columns beside the model: mic | linear | target (what a perfect output would score)"
     ),
     "limit": Key("null", "score the first clips only"),
+    "align": Key("output", "output: its delay is taken out before it is compared with the target | none"),
     "aecmos_cut": Key("whole", "the part of a stretch that AECMOS hears, at most 20 s: whole | challenge"),
     "save_audio": Key("false", "write every system's output as wav into the output folder"),
+    "listen": Key("6", "clips kept for listening, the worst first; the report plays them; null: none"),
     "out": Key("auto", "where scores.csv and scores.json go; auto: evaluate/ in the run directory"),
     "device": Key("cpu", "cpu | cuda"),
     "progress": Key("auto", "auto | on | off"),
 }
-GROUPS = ("data", "model")
+GROUPS = ("data", "model", "system")
 NOTES = (
     "Without checkpoint, model=linear scores the linear filter alone and system=mic the unprocessed microphone.",
     "data=... takes the options and keys of train; left out, it is the data that the run was trained on.",
+    "",
+    "Other systems, as many as you like, with or without a checkpoint:",
+    "  system.command='prog {mic} {far} {out}'      any program, started for each clip with the paths of wav files",
+    "  system.command='prog {list}'                 started once; a line 'mic far out' (tabs) for each clip",
+    "  system.folder=/path/to/outputs               sound files named as the recordings are",
+    "  system.NAME.command=... system.NAME.folder=...   the same with a name of their own",
+    'Quote what the shell would take apart: system.command="prog {mic} {far} {out}".',
 )
 PACKAGES = {"pesq": "pesq", "stoi": "pystoi", "estoi": "pystoi", "aecmos_echo": "speechmos", "aecmos_deg": "speechmos"}
 BASELINES = ("mic", "linear", "target")
+GUARDS = ("near_gain", "speech_survival", "delay_ms", "talk_level")  # come along with any score of the echo
+PAIRS = (("aecmos_echo", "aecmos_deg"), ("aecmos_deg", "aecmos_echo"))
+KINDS = ("command", "folder")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,39 +82,76 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Words) -> None:
     """Everything in order: the systems, the data, the metrics, the scores, the files, the table."""
+    from echofree.listen import write_listening
+    from echofree.progress import Progress
+    from echofree.score import score, summarise
+    from echofree.scorefile import write_scores
+    from echofree.scoretable import table, tell
+
+    rivals = take_rivals(words)
     names = metric_names(words.names("metrics"))
-    limit, save_audio = words.number("limit"), words.switch("save_audio")
-    model_name, model, config = load(words)
+    limit, save_audio, listen = words.number("limit"), words.switch("save_audio"), words.number("listen")
+    if words["align"] not in ("output", "none"):
+        raise ConfigError(f"align={words['align']}: give output or none")
+    model_name, model, config = load(words, bool(rivals))
     rate_hz = int(config["data"]["sample_rate"]) if model is None else int(model.sample_rate)
     source, dataset = load_data(words, config, rate_hz)
     out = output_folder(words, config)
-    metrics = build_metrics(names, rate_hz, words["aecmos_cut"])
-    systems = build_systems(model_name, model, words.names("baselines"), rate_hz, words["device"])
-
-    from echofree.progress import Progress
-    from echofree.score import score, summarise
-
-    folder = out / "audio" if save_audio else None
+    metrics = build_metrics(names, rate_hz, words["aecmos_cut"], words["align"] == "output")
+    models = build_models(model_name, model, words.names("baselines"), rate_hz, words["device"])
     total = len(dataset) if limit is None else min(limit, len(dataset))
-    with Progress(total, "evaluate, clips", words["progress"]) as bar:
-        writer = None if folder is None else AudioWriter(folder, rate_hz)
-        rows = score(systems, dataset, metrics, limit, "target" in words.names("baselines"), bar.update, writer)
+    with tempfile.TemporaryDirectory(prefix="echofree-evaluate-") as scratch:
+        systems = callables(models, words["device"])
+        systems |= build_rivals(rivals, systems, dataset, total, Path(scratch))
+        main_name = list(systems)[-1] if model is None else model_name
+        with Progress(total, "evaluate, clips", words["progress"]) as bar:
+            writer = AudioWriter(out / "audio", rate_hz) if save_audio else None
+            rows = score(systems, dataset, metrics, limit, "target" in words.names("baselines"), bar.update, writer)
+        if listen is not None:
+            write_listening(out, rows, systems, dataset, main_name, listen)
     summary = summarise(rows, names)
-    about = protocol(words, config, source, metrics, rate_hz, total, hasattr(dataset, "stretch"))
+    add_speed(summary, models, dataset, words["device"])
+    what = {name: name for name in models} | {name: f"{kind}: {value}" for name, (kind, value) in rivals.items()}
+    about = protocol_of(words, what, config, source, rows, metrics, rate_hz, hasattr(dataset, "stretch"))
     write_scores(out, rows, summary, about, names)
     print(table(summary, names))
     tell(rows, summary, out)
-    own = [row for row in rows if row["system"] == model_name]
-    if own and all(row["problems"] for row in own):
-        raise EchoFreeError(f"no output of {model_name} could be scored; the reasons are in {out / 'scores.csv'}")
+    for name in [main_name, *rivals]:
+        own = [row for row in rows if row["system"] == name]
+        if own and all(row["problems"] for row in own):
+            raise EchoFreeError(f"no output of {name} could be scored; the reasons are in {out / 'scores.csv'}")
+
+
+def protocol_of(
+    words: Words,
+    systems: Mapping[str, str],
+    config: Mapping[str, Any],
+    source: Any,
+    rows: Sequence[Row],
+    metrics: Sequence[Any],
+    rate_hz: int,
+    parts: bool,
+) -> dict[str, Any]:
+    """What is stored with the scores."""
+    from echofree.scorefile import protocol
+
+    asked = {key: words[key] for key in ("split", "aecmos_cut", "align")}
+    asked |= {"checkpoint": words.given("checkpoint"), "systems": systems}
+    return protocol(asked, config["data"], source, rows, metrics, rate_hz, parts)
 
 
 def metric_names(asked: Sequence[str]) -> list[str]:
     """The metrics to score; for `auto` all, less those whose package is missing, which is said."""
     from echofree.metric import CORE, EXTRA
+    from echofree.standing import ECHO
 
     if list(asked) != ["auto"]:
-        return list(asked)
+        guards = GUARDS if any(name in ECHO for name in asked) else ()
+        added = [name for name in guards if name not in asked]
+        added += [b for a, b in PAIRS if a in asked and b not in asked]
+        if added:
+            print(f"scored too, since echo says nothing without speech: {', '.join(added)}", file=sys.stderr)
+        return [*asked, *added]
     missing = [name for name in EXTRA if importlib.util.find_spec(PACKAGES[name]) is None]
     if importlib.util.find_spec("onnxruntime") is None:
         missing += [name for name in EXTRA if name.startswith("aecmos") and name not in missing]
@@ -110,7 +160,39 @@ def metric_names(asked: Sequence[str]) -> list[str]:
     return [*CORE, *(name for name in EXTRA if name not in missing and name != "estoi")]
 
 
-def load(words: Words) -> tuple[str, Any, Mapping[str, Any]]:
+def take_rivals(words: Words) -> dict[str, tuple[str, str]]:
+    """Takes the words system.command=..., system.folder=..., system.NAME.command=... out of `words.passed`.
+
+    Returns:
+        {name: (command or folder, what was given)}; without a NAME it is that of the program or the folder.
+    """
+    from echofree.foreign import parse as check_command
+    from echofree.foreign import program_name
+
+    own = [word for word in words.passed if word.startswith("system.")]
+    words.passed = [word for word in words.passed if word not in own]
+    rivals: dict[str, tuple[str, str]] = {}
+    for word in own:
+        key, _, value = word.partition("=")
+        parts = key.split(".")
+        if len(parts) not in (2, 3) or parts[-1] not in KINDS or not value:
+            raise ConfigError(
+                f"{word}: give system.command='prog {{mic}} {{far}} {{out}}', system.folder=DIR, or either with a name "
+                "(system.NAME.command=...)"
+            )
+        if parts[-1] == "command":
+            check_command(value)
+        own_name = program_name(value) if parts[-1] == "command" else Path(value).name
+        name = parts[1] if len(parts) == 3 else own_name
+        if name in rivals or name in BASELINES:
+            name = f"{parts[-1]} {name}"
+        if name in rivals:
+            raise ConfigError(f"{word}: there is a system {name!r} already. Name it: system.NAME.{parts[-1]}=...")
+        rivals[name] = (parts[-1], value)
+    return rivals
+
+
+def load(words: Words, rivals: bool = False) -> tuple[str, Any, Mapping[str, Any]]:
     """-> (the column's name, the model or None for the bare microphone, the plain run config it comes with)."""
     from echofree.config.frozen import freeze
 
@@ -134,8 +216,11 @@ def load(words: Words) -> tuple[str, Any, Mapping[str, Any]]:
         return f"model {name}" if name in BASELINES else name, model, config
     if words.given("system") not in (None, "mic"):
         raise ConfigError(f"system={words['system']}: give mic, or checkpoint=<run dir>, or model=linear")
-    if not model_words and words.given("system") is None:
-        raise ConfigError("nothing to score: give checkpoint=<run dir>, or model=linear, or system=mic")
+    if not model_words and words.given("system") is None and not rivals:
+        raise ConfigError(
+            "nothing to score: give checkpoint=<run dir>, or model=linear, or system=mic, or another program: "
+            "system.command='prog {mic} {far} {out}'"
+        )
     config = dict(freeze(composed([*words.passed, *everything(data_words)])))
     if not model_words:
         return "mic", None, config
@@ -189,6 +274,8 @@ def load_data(words: Words, config: Mapping[str, Any], rate_hz: int) -> tuple[An
 def output_folder(words: Words, config: Mapping[str, Any]) -> Path:
     """Where the files go; made when missing."""
     kind = str(config["data"].get("_target_", "data")).rpartition(".")[2].lower()
+    if root := config["data"].get("root"):
+        kind += f"-{Path(str(root)).name}"
     checkpoint = words.given("checkpoint")
     if words["out"] != "auto":
         out = Path(words["out"])
@@ -205,14 +292,14 @@ def output_folder(words: Words, config: Mapping[str, Any]) -> Path:
     return out
 
 
-def build_metrics(names: Sequence[str], rate_hz: int, aecmos_cut: str) -> list[ClipMetric]:
+def build_metrics(names: Sequence[str], rate_hz: int, aecmos_cut: str, align: bool = True) -> list[ClipMetric]:
     from echofree.metric import default_metrics
 
-    return default_metrics(names, rate_hz, aecmos_cut)
+    return default_metrics(names, rate_hz, aecmos_cut, align)
 
 
-def build_systems(name: str, model: Any, baselines: Sequence[str], rate_hz: int, device: str) -> dict[str, System]:
-    """The columns: baselines first, the model last."""
+def build_models(name: str, model: Any, baselines: Sequence[str], rate_hz: int, device: str) -> dict[str, Any]:
+    """The columns of this process: baselines first, the model last; None stands for the microphone as it is."""
     import torch
 
     from echofree.model.linear import Linear
@@ -224,16 +311,62 @@ def build_systems(name: str, model: Any, baselines: Sequence[str], rate_hz: int,
         )
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device={device}: give cpu" + (" or cuda" if torch.cuda.is_available() else ""))
-    systems: dict[str, System] = {}
+    models: dict[str, Any] = {}
     if "mic" in baselines or model is None:
-        systems["mic"] = lambda mic, far: mic
+        models["mic"] = None
     if "linear" in baselines and name != "linear":
-        linear = Linear(sample_rate=rate_hz).eval()
-        systems["linear"] = lambda mic, far: linear(mic, far)
+        models["linear"] = Linear(sample_rate=rate_hz).eval()
     if model is not None:
+        models[name] = model
+    return models
+
+
+def callables(models: Mapping[str, Any], device: str) -> dict[str, System]:
+    """What `score` calls. The linear filter stays on the CPU: its many small FFTs are no faster elsewhere."""
+
+    def called(name: str, model: Any) -> System:
+        if model is None:
+            return lambda mic, far: mic
+        if name == "linear":
+            return lambda mic, far: model(mic, far)
         placed = model.to(device)
-        systems[name] = lambda mic, far: placed(mic.to(device), far.to(device))
-    return systems
+        return lambda mic, far: placed(mic.to(device), far.to(device))
+
+    return {name: called(name, model) for name, model in models.items()}
+
+
+def build_rivals(
+    rivals: Mapping[str, tuple[str, str]], systems: Mapping[str, System], dataset: Dataset, count: int, scratch: Path
+) -> dict[str, System]:
+    """Programs and folders; each program's files go into a folder of their own below `scratch`."""
+    from echofree.foreign import Outputs, Program
+
+    found: dict[str, System] = {}
+    for number, (name, (kind, value)) in enumerate(rivals.items()):
+        if name in systems:
+            raise ConfigError(f"system {name!r} has the name of the model. Give it another: system.NAME.{kind}=...")
+        if kind == "command":
+            found[name] = Program(value, dataset, count, scratch / str(number))
+        else:
+            found[name] = Outputs(Path(value).expanduser(), dataset, count)
+    return found
+
+
+def add_speed(summary: dict[str, Any], models: Mapping[str, Any], dataset: Dataset, device: str) -> None:
+    """Latency and real-time factor as a stream, for the systems of this process; another program's latency is its
+    `delay_ms`."""
+    from echofree.speed import stream_speed
+
+    for about in summary.values():
+        about.update(latency_ms=None, rtf_stream=None)
+    try:
+        clip = dataset.item(0, 0)
+    except Exception as error:  # a broken first recording is a row of the table, not the end of it
+        warn(f"speed as a stream wasn't measured: {error}")
+        return
+    for name, found in stream_speed(models if device == "cpu" else {}, clip.mic, clip.far).items():
+        if name in summary:
+            summary[name].update(found)
 
 
 class AudioWriter:
@@ -244,118 +377,11 @@ class AudioWriter:
 
     def __call__(self, system: str, clip: Clip, est: np.ndarray) -> None:
         from echofree.audio import write
+        from echofree.foreign import file_name
 
-        path = self.folder / system / (clip.name.replace("/", "_").replace(" ", "_") + ".wav")
+        path = self.folder / system / f"{file_name(clip.name)}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, est, self.rate_hz, "FLOAT")
-
-
-def protocol(
-    words: Words, config: Mapping[str, Any], source: Any, metrics: Sequence[Any], rate_hz: int, clips: int, parts: bool
-) -> dict[str, Any]:
-    """What must be equal for two score files to be comparable."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from echofree import score
-    from echofree.metric.aecmos import AecmosModel
-
-    versions: dict[str, str | None] = {}
-    for package in ("echofree", "torch", "numpy", "scipy", "pesq", "pystoi", "speechmos", "onnxruntime"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    aecmos = AecmosModel(rate_hz, words["aecmos_cut"]).protocol if any("aecmos" in m.name for m in metrics) else None
-    return {
-        "checkpoint": words.given("checkpoint"),
-        "data": dict(config["data"]),
-        "data_fingerprint": source.fingerprint(),
-        "split": words["split"],
-        "clips": clips,
-        "rate_hz": rate_hz,
-        "scored": "labelled stretches, processed from the start of the recording" if parts else "whole clips",
-        "alignment": "none: output and target are compared as they are; the far end is as captured",
-        "erle": "10 ms frames, far end active in the last 0.3 s, above 100 Hz, at most 60 dB; erle_late: from 3 s on",
-        "aecmos": aecmos,
-        "confidence": {
-            "method": "percentile bootstrap of the mean over clips",
-            "level": score.CONFIDENCE,
-            "draws": score.BOOTSTRAP_DRAWS,
-            "seed": 0,
-        },
-        "versions": versions,
-    }
-
-
-def write_scores(
-    out: Path, rows: Sequence[Row], summary: Mapping[str, Any], about: Mapping[str, Any], names: Sequence[str]
-) -> None:
-    """scores.csv and scores.json, each whole or not at all."""
-    from echofree.durable import write_text
-
-    columns = ["system", "name", "scenario", "seconds", "rtf", *names, "problems"]
-    lines = [",".join(columns)]
-
-    class Lines:
-        def write(self, text: str) -> int:
-            lines.append(text.rstrip("\r\n"))
-            return len(text)
-
-    writer = csv.writer(Lines())
-    for row in rows:
-        cells = [row.get(c) for c in columns[:-1]]
-        writer.writerow([*("" if cell is None else cell for cell in cells), "; ".join(row["problems"])])
-    write_text(out / "scores.csv", "\n".join(lines) + "\n")
-    write_text(out / "scores.json", json.dumps({"protocol": about, "systems": summary}, indent=1) + "\n")
-
-
-def table(summary: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The summary as text: a block per scenario, a line per metric, a column per system, mean [low, high]."""
-    systems = list(summary)
-    lines = []
-    for scenario in dict.fromkeys(s for system in summary.values() for s in system["scenarios"]):
-        parts = {s: summary[s]["scenarios"].get(scenario, {"clips": 0, "metrics": {}}) for s in systems}
-        count = max(part["clips"] for part in parts.values())
-        head = f"{scenario.replace('_', ' ')} ({count} clip{'' if count == 1 else 's'})"
-        block = []
-        for name in names:
-            cells = [_cell(parts[s]["metrics"].get(name)) for s in systems]
-            if any(cell != "-" for cell in cells):
-                block.append(f"  {name:26}" + "".join(f"{cell:>26}" for cell in cells))
-        if block:
-            lines += [f"{head:28}" + "".join(f"{system:>26}" for system in systems), *block, ""]
-    rtf = [f"{value:.3f}" if (value := summary[s]["rtf"]) is not None else "-" for s in systems]
-    lines.append(f"{'real-time factor':28}" + "".join(f"{cell:>26}" for cell in rtf))
-    return "\n".join(lines)
-
-
-def _cell(numbers: Mapping[str, Any] | None) -> str:
-    if numbers is None:
-        return "-"
-    if numbers["mean"] is None:
-        return f"invalid x{numbers['invalid']}"
-    digits = 1 if abs(numbers["mean"]) >= 10 else 2
-    text = f"{round(numbers['mean'], digits) + 0.0:.{digits}f}"  # + 0.0: no minus in front of zero
-    if numbers["low"] is not None:
-        text += f" [{numbers['low']:.{digits}f}, {numbers['high']:.{digits}f}]"
-    if numbers["invalid"]:
-        text += f" {numbers['invalid']}!"
-    return text if numbers["valid"] else f"({text})"
-
-
-def tell(rows: Sequence[Row], summary: Mapping[str, Any], out: Path) -> None:
-    """What the table needs to be read right, and where the files are."""
-    for system, about in summary.items():
-        for flag in about["flags"] if system != "mic" else ():
-            warn(f"{system}: {flag}")
-    failed = [row for row in rows if row["problems"]]
-    for row in failed[:5]:
-        warn(f"{row['system']}, {row['name']}: {row['problems'][0]}")
-    if len(failed) > 5:
-        warn(f"and {len(failed) - 5} more, see {out / 'scores.csv'}")
-    if any(row["problems"] for row in rows):
-        print("n! = n clips whose output is invalid and not in the mean; (x) = doesn't count, the near end is muted")
-    print(f"wrote {out / 'scores.csv'} and {out / 'scores.json'}")
 
 
 if __name__ == "__main__":

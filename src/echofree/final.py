@@ -58,9 +58,12 @@ def final_scores(
         done: called with the number of this rank's clips scored since the last call.
     """
     from echofree.config.frozen import freeze
-    from echofree.evaluate import build_metrics, build_systems, protocol, table, tell, write_scores
+    from echofree.evaluate import add_speed, build_metrics, build_models, callables, protocol_of
+    from echofree.listen import write_listening
     from echofree.metric import CORE
     from echofree.score import score, summarise
+    from echofree.scorefile import write_scores
+    from echofree.scoretable import table, tell
     from echofree.verb import Words
 
     split = "test"
@@ -73,17 +76,22 @@ def final_scores(
     model.eval()
     rate_hz, names = int(model.sample_rate), list(CORE)
     metrics = build_metrics(names, rate_hz, "whole")
-    systems = build_systems("model", model, ["mic", "linear"], rate_hz, device)
+    models = build_models("model", model, ["mic", "linear"], rate_hz, "cpu")
+    systems = callables(models, device)
     mine = score(systems, Share(dataset, world.rank, world.size), metrics, done=done)
     rows = [row for part in world.gather(mine) for row in part]
     if not world.is_first:
         return
     summary = summarise(rows, names)
-    words = Words({"split": split, "aecmos_cut": "whole", "checkpoint": folder}, [])
-    about = protocol(words, freeze(config), source, metrics, rate_hz, len(dataset), hasattr(dataset, "stretch"))
+    add_speed(summary, models, dataset, device)
+    words = Words({"split": split, "aecmos_cut": "whole", "align": "output", "checkpoint": folder}, [])
+    what = {name: name for name in models}
+    parts = hasattr(dataset, "stretch")
+    about = protocol_of(words, what, freeze(config), source, rows, metrics, rate_hz, parts)
     out = run.folder / "evaluate" / split
     out.mkdir(parents=True, exist_ok=True)
     write_scores(out, rows, summary, about, names)
+    write_listening(out, rows, systems, dataset, "model")
     log.info("test clips, the weights of %s:", os.path.basename(folder))
     for line in table(summary, names).splitlines():
         log.info("%s", line)

@@ -6,6 +6,7 @@ import csv
 import importlib.metadata
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 
 from echofree import audio, checkpoint
-from echofree.evaluate import main, table
+from echofree.evaluate import main
+from echofree.scorefile import incomparable
+from echofree.scoretable import table
 from echofree.verb import composed
 
 RATE_HZ = 16000
@@ -89,7 +92,8 @@ def test_linear_beside_the_microphone(recordings, tmp_path, capsys):
 
 def test_the_protocol_is_stored_with_the_scores(recordings, tmp_path):
     about = run_evaluate(recordings, tmp_path / "out", "model=linear", "split=test")["protocol"]
-    assert about["alignment"].startswith("none")
+    assert about["align"] == "output"
+    assert len(about["segments"]) == 16
     assert about["rate_hz"] == RATE_HZ
     assert about["clips"] == 3
     assert about["data"]["root"] == str(recordings)
@@ -98,6 +102,9 @@ def test_the_protocol_is_stored_with_the_scores(recordings, tmp_path):
     assert about["versions"]["torch"] == importlib.metadata.version("torch")
     again = run_evaluate(recordings, tmp_path / "again", "model=linear")["protocol"]
     assert again == about
+    other = run_evaluate(recordings, tmp_path / "other", "model=linear", "align=none", "limit=2")["protocol"]
+    assert incomparable([about, again]) == []
+    assert incomparable([about, other]) == ["clips", "segments", "align"]
 
 
 def test_the_bare_microphone_and_the_ceiling(recordings, tmp_path):
@@ -122,7 +129,7 @@ def test_a_checkpoint_is_scored_into_its_run_directory(recordings, tmp_path, mon
     run = fake_run(tmp_path, monkeypatch, Third())
     words = [f"checkpoint={run}", "metrics=erle,near_gain,speech_survival", "data=folder", f"data.root={recordings}"]
     assert main([*words, "progress=off", "save_audio=true"]) == 0
-    folder = run / "evaluate" / "folder-test"
+    folder = run / "evaluate" / "folder-recordings-test"
     systems = json.loads((folder / "scores.json").read_text())["systems"]
     name = list(systems)[-1]
     assert list(systems)[:2] == ["mic", "linear"]
@@ -139,9 +146,38 @@ def test_a_muted_model_fails_the_evaluation_aloud(recordings, tmp_path, monkeypa
     said = capsys.readouterr()
     assert "mutes the near end" in said.err
     assert "could be scored" in said.err
-    systems = json.loads((run / "evaluate" / "folder-test" / "scores.json").read_text())["systems"]
+    systems = json.loads((run / "evaluate" / "folder-recordings-test" / "scores.json").read_text())["systems"]
     muted = systems[list(systems)[-1]]["scenarios"]["far_end"]["metrics"]["erle"]
     assert (muted["mean"], muted["invalid"], muted["valid"]) == (None, 1, False)
+
+
+def test_rivals_stand_beside_the_model_in_one_command(recordings, tmp_path, capsys):
+    script = tmp_path / "half.py"
+    script.write_text("import sys, soundfile as sf; x, r = sf.read(sys.argv[1]); sf.write(sys.argv[2], 0.5 * x, r)")
+    words = [
+        f"system.half.command={sys.executable} {script} {{mic}} {{out}}",
+        f"system.same.folder={recordings}",
+        "metrics=erle",
+    ]
+    scores = run_evaluate(recordings, tmp_path / "out", "model=linear", *words, "listen=2")
+    systems = scores["systems"]
+    assert list(systems) == ["mic", "linear", "half", "same"]
+    erle = {s: systems[s]["scenarios"]["far_end"]["metrics"]["erle"]["mean"] for s in systems}
+    assert erle["half"] == pytest.approx(6.02, abs=0.01)
+    assert erle["same"] == pytest.approx(0, abs=1e-3)
+    assert systems["half"]["scenarios"]["near_end"]["metrics"]["near_gain"]["mean"] == pytest.approx(-6.02, abs=0.01)
+    assert systems["half"]["gains"]["mic"]["far_end"]["erle"]["mean"] == pytest.approx(6.02, abs=0.01)
+    assert systems["linear"]["latency_ms"] > 0
+    assert systems["linear"]["rtf_stream"] > 0
+    assert systems["half"]["rtf"] >= 0
+    assert scores["protocol"]["systems"]["same"] == f"folder: {recordings}"
+    assert "scored too" in capsys.readouterr().err
+    listed = json.loads((tmp_path / "out" / "listen" / "listen.json").read_text())
+    assert len(listed["clips"]) == 2
+    assert list(listed["clips"][0]["signals"])[:5] == ["mic", "far", "linear", "half", "same"]
+    wave, rate_hz = audio.read(tmp_path / "out" / "listen" / listed["clips"][0]["signals"]["half"])
+    assert rate_hz == RATE_HZ
+    assert len(wave) == 48000
 
 
 def test_wrong_words_are_answered_with_exit_2(recordings, tmp_path, capsys):
@@ -154,6 +190,10 @@ def test_wrong_words_are_answered_with_exit_2(recordings, tmp_path, capsys):
         ([*data, "model=linear", "baselines=mik"], "mik"),
         ([*data, "model=linear", "limit=none", "save_audio=maybe"], "true or false"),
         ([*data, "model=linear", "data.rooot=x"], "data.root"),
+        ([*data, "align=both", "model=linear"], "align=both"),
+        ([*data, "system.command=cat {mic}"], "say where the files go"),
+        ([*data, "system.wav=x"], "system.NAME.command"),
+        ([*data, "system.folder=/no/where"], "no such folder"),
         ([f"out={tmp_path}", "model=linear", "data=folder", "data.root=/no/where"], "/no/where"),
         ([f"checkpoint={tmp_path / 'gone'}"], "gone"),
         (["--checkpoint", "x"], "Type: checkpoint=x"),
@@ -185,4 +225,5 @@ def test_two_evaluations_agree_to_the_last_digit(recordings, tmp_path):
     second = run_evaluate(recordings, tmp_path / "b", "model=linear")["systems"]
     for system in (*first.values(), *second.values()):
         assert math.isfinite(system.pop("rtf"))
+        system.pop("rtf_stream")
     assert first == second

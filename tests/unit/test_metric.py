@@ -137,6 +137,19 @@ def test_near_end_recordings_without_a_target_are_held_against_the_microphone():
     assert values("near_gain", unlabelled.mic, unlabelled) == [None]
 
 
+def test_level_change_and_talk_level_by_hand():
+    batch = batch_of(Scenario.NEAR_END, Scenario.DOUBLE_TALK)
+    low = torch.sin(2 * torch.pi * 10 / RATE_HZ * torch.arange(batch.mic.shape[1]))  # below hearing: doesn't count
+    assert values("level_change", 0.5 * batch.mic + 0.05 * low, batch) == [pytest.approx(-6.02, abs=0.05), None]
+    assert values("talk_level", 0.5 * batch.mic, batch) == [None, None]  # a target says more
+    recording = replace(clip(Scenario.DOUBLE_TALK), near=None, echo=None, noise=None)
+    recorded = collate([recording], RATE_HZ)
+    assert values("talk_level", 0.1 * recorded.mic, recorded) == [pytest.approx(-20.0, abs=1e-3)]
+    half = recorded.mic.clone()
+    half[:, 8000:] *= 1e-6  # there is still half of it
+    assert values("talk_level", half, recorded) == [pytest.approx(0, abs=0.5)]
+
+
 @pytest.mark.parametrize("name", CORE)
 def test_padding_and_fillers_never_count(name):
     batch = batch_of(Scenario.DOUBLE_TALK, Scenario.FAR_END, Scenario.NEAR_END)
@@ -158,7 +171,10 @@ def test_padding_and_fillers_never_count(name):
 @pytest.mark.parametrize("fault", ["silent", "nan", "muted"])
 def test_a_worthless_output_is_invalid_never_good(name, fault):
     kinds = (Scenario.DOUBLE_TALK, Scenario.FAR_END, Scenario.NEAR_END)
-    batch = collate([clip(s, 64000, seed=i) for i, s in enumerate(kinds)], RATE_HZ)
+    clips = [clip(s, 64000, seed=i) for i, s in enumerate(kinds)]
+    if name == "talk_level":  # for recordings without a target
+        clips = [replace(c, near=None, echo=None, noise=None) for c in clips]
+    batch = collate(clips, RATE_HZ)
     est = {"silent": 0.0, "nan": torch.nan, "muted": 1e-4}[fault] * batch.mic
     metric = default_metrics([name], RATE_HZ)[0]
     result, weights = metric(est, batch)

@@ -168,3 +168,44 @@ def test_a_late_system_is_flagged():
     flags = summarise(score({"late": late}, Scenes(6), metrics()), NAMES)["late"]["flags"]
     assert len(flags) == 1
     assert "10.0 ms" in flags[0]
+
+
+def test_a_system_that_mutes_only_double_talk_is_flagged_too():
+    rows = []
+    for scenario, kept in (("near_end", 1.0), ("double_talk", 0.1)):
+        rows += [
+            {"system": "a", "scenario": scenario, "erle": 40.0, "speech_survival": kept, "rtf": None, "problems": []}
+        ] * 5
+    found = summarise(rows, ["erle"])["a"]
+    assert "10 % of its speech is left in double talk" in found["flags"][0]
+    assert not found["scenarios"]["double_talk"]["metrics"]["erle"]["valid"]
+
+
+def test_muting_is_seen_in_double_talk_without_a_target():
+    class Recorded(Scenes):
+        def item(self, index, epoch):
+            return replace(scene(index, Scenario.DOUBLE_TALK), near=None, echo=None, noise=None, index=index)
+
+    scored = default_metrics(["speech_survival", "talk_level"], RATE_HZ)
+    systems = {"softly": lambda m, f: 0.03 * m, "tenth": lambda m, f: 0.1 * m}
+    found = summarise(score(systems, Recorded(4), scored), ["talk_level"])
+    level = found["tenth"]["scenarios"]["double_talk"]["metrics"]["talk_level"]["mean"]
+    assert level == pytest.approx(-20.0, abs=0.01)
+    assert found["tenth"]["flags"] == []
+    assert "mutes double talk" in found["softly"]["flags"][0]
+
+
+def test_alignment_takes_a_delay_out_and_still_tells_it():
+    def late(mic, far):
+        return torch.nn.functional.pad(mic, (400, 0))[:, : mic.shape[1]]
+
+    names = ["si_sdr", "si_sdr_improvement", "delay_ms"]
+    values = {}
+    for align in (False, True):
+        rows = score({"late": late, "mic": lambda m, f: m}, Scenes(1), default_metrics(names, RATE_HZ, align=align))
+        values[align] = {row["system"]: [row[name] for name in names] for row in rows}
+    assert values[False]["mic"] == values[True]["mic"]
+    assert values[False]["late"][0] < -15
+    assert values[True]["late"][0] == pytest.approx(values[True]["mic"][0], abs=0.5)
+    assert values[True]["late"][1] == pytest.approx(0, abs=0.5)
+    assert values[True]["late"][2] == values[False]["late"][2] == 25.0

@@ -180,6 +180,10 @@ class Recordings:
         name = recording.name if self.segment_s is None else f"{recording.name} at {start_s:.2f} s"
         return replace(clip, name=name, index=index)
 
+    def mic_path(self, index: int) -> Path:
+        """The microphone file of item `index`: what outputs of other programs are named by."""
+        return self.recordings[self._items[index][0]].mic
+
     def stretch(self, index: int) -> tuple[int, int]:
         """(first, stop) in samples of item `index`: what of the clip its scenario label describes and a score may
         count. The rest is there for a canceller to adapt."""

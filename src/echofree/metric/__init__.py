@@ -22,20 +22,26 @@ CORE = (
     "near_gain",
     "speech_survival",
     "delay_ms",
+    "level_change",
+    "talk_level",
 )
 EXTRA = ("pesq", "stoi", "estoi", "aecmos_echo", "aecmos_deg")
 LOWER_IS_BETTER = ("delay_ms",)
+ALIGNED = ("si_sdr", "si_sdr_improvement", "sdr", "pesq", "stoi", "estoi")  # those that a shift between waves ruins
 
-__all__ = ["CORE", "EXTRA", "AecmosModel", "ClipMetric", "default_metrics"]
+__all__ = ["ALIGNED", "CORE", "EXTRA", "AecmosModel", "ClipMetric", "default_metrics"]
 
 
-def default_metrics(names: Iterable[str], sample_rate: int, aecmos_cut: str = "whole") -> list[ClipMetric]:
+def default_metrics(
+    names: Iterable[str], sample_rate: int, aecmos_cut: str = "whole", align: bool = False
+) -> list[ClipMetric]:
     """Builds the metrics named.
 
     Args:
         names: of `CORE` (cheap, a few ms a clip) and `EXTRA` (0.1 to 0.5 s a clip; need the extra `metrics`).
         sample_rate: Hz of the waves that will be scored.
         aecmos_cut: see `aecmos.cut_span`: whole | challenge.
+        align: the metrics of `ALIGNED` see the output with its delay taken out (`core.aligned`).
 
     Raises:
         ConfigError: a name that doesn't exist.
@@ -52,6 +58,8 @@ def default_metrics(names: Iterable[str], sample_rate: int, aecmos_cut: str = "w
         "near_gain": lambda: lambda view: core.clip_near_gain(view, sample_rate),
         "speech_survival": lambda: core.clip_survival,
         "delay_ms": lambda: lambda view: core.clip_delay_ms(view, sample_rate),
+        "level_change": lambda: lambda view: core.clip_level_change(view, sample_rate),
+        "talk_level": lambda: core.clip_talk_level,
         "pesq": lambda: pesq(sample_rate),
         "stoi": lambda: stoi(sample_rate),
         "estoi": lambda: stoi(sample_rate, extended=True),
@@ -67,4 +75,11 @@ def default_metrics(names: Iterable[str], sample_rate: int, aecmos_cut: str = "w
             problems.append(f"metrics: {name!r} doesn't exist; {hint}There are: {', '.join(makers)}")
     if problems:
         raise ConfigError(problems)
-    return [ClipMetric(name, makers[name](), name not in LOWER_IS_BETTER) for name in names]
+    shifts = ALIGNED if align else ()
+    scores = {name: makers[name]() for name in names}
+    scores |= {name: _aligned(score, sample_rate) for name, score in scores.items() if name in shifts}
+    return [ClipMetric(name, scores[name], name not in LOWER_IS_BETTER) for name in names]
+
+
+def _aligned(score: Callable[[View], float | None], sample_rate: int) -> Callable[[View], float | None]:
+    return lambda view: score(core.aligned(view, sample_rate))

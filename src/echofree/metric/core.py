@@ -13,7 +13,7 @@ Legend: B batch, T samples, L frames.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ QUIET_POWER = 1e-9  # mean square below which (-90 dBFS) a signal counts as abse
 SILENT_POWER = 1e-14  # mean square of an output that is not sound (-140 dBFS): below the last bit of 24
 MUTED_DB = -60.0  # an output this far below the near end has lost it
 SURVIVAL_DB = -20.0
+TALK_MUTED_DB = -25.0  # the loudest frames of double talk: below it the talker went with the echo
 MAX_SI_SDR_DB = 100.0
 MAX_ERLE_DB = 60.0  # beyond it a difference can't be heard, and one muted clip would own the mean
 NEAR_SCENARIOS = (Scenario.NEAR_END, Scenario.DOUBLE_TALK, Scenario.UNKNOWN)
@@ -213,6 +214,26 @@ def target(view: View) -> np.ndarray | None:
     return view.near
 
 
+def aligned(view: View, rate_hz: int, most_ms: float = 200.0) -> View:
+    """The clip with the output's delay against the target taken out: what is left of both when one is shifted by the
+    lag of `lag_samples`. The delay itself is what `clip_delay_ms` scores, so it is never lost."""
+    if view.near is None or len(view.est) != len(view.near) or not active_frames(view.near).any():
+        return view
+    if not np.isfinite(view.est).all():
+        return view  # `check_output` names it
+    lag = lag_samples(view.est, view.near, round(most_ms * rate_hz / 1000))
+    if lag == 0:
+        return view
+    kept = len(view.near) - abs(lag)
+
+    def cut(wave: np.ndarray | None, first: int) -> Any:
+        return None if wave is None else wave[first : first + kept]
+
+    late, early = max(lag, 0), max(-lag, 0)
+    waves = {name: cut(getattr(view, name), early) for name in ("mic", "far", "near", "echo", "noise")}
+    return replace(view, est=cut(view.est, late), **waves)
+
+
 def clip_si_sdr(view: View) -> float | None:
     """SI-SDR against the target, dB, for clips with near-end speech; nothing is aligned first."""
     near = target(view)
@@ -266,6 +287,28 @@ def clip_survival(view: View) -> float | None:
     if near is None or not (active := active_frames(near)).any():
         return None
     return float((frames(view.est)[active] >= frames(near)[active] * 10 ** (SURVIVAL_DB / 10)).mean())
+
+
+def clip_level_change(view: View, rate_hz: int) -> float | None:
+    """Power of the output over that of the microphone, both above 100 Hz, dB, near-end single talk only: what a
+    canceller does to the level when there is nothing to cancel. It needs no target, unlike `clip_near_gain`."""
+    if view.scenario != Scenario.NEAR_END or power(view.mic) < QUIET_POWER:
+        return None
+    return _ratio_db(np.square(high_pass(view.est, rate_hz)).sum(), np.square(high_pass(view.mic, rate_hz)).sum())
+
+
+def clip_talk_level(view: View) -> float | None:
+    """The level of the loudest tenth of 20 ms frames, output over microphone, dB; double talk without a known near end
+    only. Nobody can tell there what should be left, but where people talk some frames are theirs: far below
+    `TALK_MUTED_DB` all of them are gone."""
+    if view.scenario != Scenario.DOUBLE_TALK or view.near is not None:
+        return None
+    if not active_frames(view.mic).any():
+        return None
+    level_db = _ratio_db(np.percentile(frames(view.est), 90), np.percentile(frames(view.mic), 90))
+    if level_db < MUTED_DB:
+        raise InvalidOutput(f"double talk is muted: even its loudest parts are {-level_db:.0f} dB down")
+    return level_db
 
 
 def clip_delay_ms(view: View, rate_hz: int, most_ms: float = 200.0) -> float | None:
