@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from echofree.errors import (
     UserError,
 )
 from echofree.process import num_cores
+from echofree.slurm import again, guard
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +44,19 @@ log = logging.getLogger("echofree")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The verb. -> the exit code"""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if (task := guard.wanted(os.environ)) is not None and not {"-m", "--multirun"} & set(words):
+            return guard.guarded(task, lambda: _main(words), alone="RANK" in os.environ)
+    except UserError as error:
+        print(error, file=sys.stderr, flush=True)
+        return int(error.exit_code)
+    return _main(words)
+
+
+def _main(words: list[str]) -> int:
     from echofree.config.compose import main_config, report
 
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
         composed = main_config(words, run_job=job)
         return start(composed)
@@ -80,8 +91,9 @@ def start(composed: Composed) -> int:
     from echofree.dist.world import found_in
 
     world = found_in(os.environ)
-    if world.source == "torchrun":
-        code = _work_under_torchrun(composed, world)
+    own_ranks = composed.config.dist.rendezvous is not None  # a task of SLURM's may be a launcher
+    if world.source == "torchrun" or (world.source == "slurm" and not own_ranks):
+        code = _work_as_rank(composed, world)
         leave(code)
     parts = build(composed.config)  # what's wrong with the data or the model is said before any directory is made
     dist, count = composed.config.dist, num_ranks(composed.config)
@@ -93,7 +105,11 @@ def start(composed: Composed) -> int:
         return machines.run(composed, count, machines.Steps(prepare, _verdict, _note_restart))
     kept = parts if count == 1 and not dist.max_restarts else None
     del parts  # several ranks build their own
-    return run_prepared(prepare(composed, count), kept)
+    found = again.first_or_again(composed, count, lambda: prepare(composed, count))
+    if isinstance(found, int):
+        return found
+    guard.tell(found)
+    return run_prepared(found, kept)
 
 
 def num_ranks(config: Any) -> int:
@@ -174,27 +190,60 @@ def prepare(composed: Composed, size: int) -> Path:
     return run_dir
 
 
-def _work_under_torchrun(composed: Composed, world: World) -> int:
+def _work_as_rank(composed: Composed, world: World) -> int:
+    """One of the ranks that torchrun or srun has started. -> its exit code"""
     from echofree.process import die_with
-    from echofree.rundir import RunDir
 
-    die_with(os.getppid())
+    if world.source == "torchrun":
+        die_with(os.getppid())
+    parts: Parts | None = None
+
+    def decide() -> Path:
+        nonlocal parts
+        parts = build(composed.config)
+        check_fit(composed.config, parts.model, world.size)
+        return prepare(composed, world.size)
+
+    found = _agree(composed.config, world, lambda: again.first_or_again(composed, world.size, decide))
+    return found if isinstance(found, int) else _work_joined(found, world, parts)
+
+
+def work_in_step(config: Any, run_dir: Path) -> int:
+    """One task of a job whose run directory was prepared at its submission. -> its exit code"""
+    from echofree.dist.world import found_in
+
+    world = found_in(os.environ)
+    if world.size == 1:
+        ended = again.begin_or_again(run_dir, num_ranks(config))
+        guard.tell(run_dir)
+        return run_prepared(run_dir) if ended is None else ended
+
+    def decide() -> Path | int:
+        ended = again.begin_or_again(run_dir, world.size)
+        return run_dir if ended is None else ended
+
+    found = _agree(config, world, decide)
+    return found if isinstance(found, int) else _work_joined(found, world)
+
+
+def _agree(config: Any, world: World, decide: Callable[[], Path | int]) -> Path | int:
+    """Meets the other ranks; rank 0 decides where the run is. -> that, or the exit code when there is nothing to run"""
+    from echofree.slurm import env
+
     try:
-        if composed.config.dist.max_restarts:
+        if world.task is not None and world.source == "slurm":
+            env.check(config.dist, world.task)
+        if config.dist.max_restarts:
             raise ConfigError(
-                f"dist.max_restarts={composed.config.dist.max_restarts} is for ranks that EchoFree starts itself; "
-                "torchrun has --max-restarts. Leave one of them out"
+                f"dist.max_restarts={config.dist.max_restarts} is for ranks that EchoFree starts itself; "
+                "torchrun has --max-restarts, SLURM requeues. Leave it out"
             )
-        device = _device(composed.config.train.device, world)
-        _join(composed.config.dist, world, device)
+        _join(config.dist, world, _device(config.train.device, world))
         # a user error of rank 0 must reach all, or the others would wait for its decision
         answer: Any = None
-        parts: Parts | None = None
         if world.is_first:
             try:
-                parts = build(composed.config)
-                check_fit(composed.config, parts.model, world.size)
-                answer = str(prepare(composed, world.size))
+                answer = decide()
             except UserError as error:
                 answer = error
         answer = world.from_first(answer)
@@ -204,7 +253,14 @@ def _work_under_torchrun(composed: Composed, world: World) -> int:
         if world.is_first:
             print(error, file=sys.stderr, flush=True)
         return int(error.exit_code)
-    run_dir = Path(answer)
+    found: Path | int = answer
+    return found
+
+
+def _work_joined(run_dir: Path, world: World, parts: Parts | None = None) -> int:
+    from echofree.rundir import RunDir
+
+    guard.tell(run_dir)
     code = work(run_dir, world, parts)
     if world.is_first and code not in (ExitCode.DONE, ExitCode.PREEMPTED):
         _show_failure(RunDir(run_dir, is_first=True))

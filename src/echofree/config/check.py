@@ -21,6 +21,7 @@ from echofree.config import sharing
 from echofree.config.override import flat
 from echofree.config.schema import Backend, LoggerKind, Mode, ScheduleKind, StrategyKind
 from echofree.errors import ConfigError
+from echofree.slurm import env
 from echofree.stop import seconds
 
 Test = Callable[[Any], bool]
@@ -74,6 +75,7 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     "dist.num_nodes": (_at_least_1, "dist.num_nodes=1"),
     "dist.timeout_s": (_positive, "dist.timeout_s=300"),
     "dist.start_timeout_s": (_positive, "dist.start_timeout_s=600"),
+    "dist.max_timeouts": (_at_least_0, "dist.max_timeouts=3, or null for no limit"),
     "dist.max_restarts": (_at_least_0, "dist.max_restarts=0"),
     "dist.bucket_cap_mb": (_positive, "dist.bucket_cap_mb=25"),
     "dist.schedule": (_one_of(*sharing.SCHEDULES), "dist.schedule=1f1b"),
@@ -241,7 +243,7 @@ def _machines(dist: DictConfig) -> Iterator[str]:
                 "torchrun has brought the machines together already: leave out dist.num_nodes and dist.rendezvous, and "
                 "give torchrun --nnodes and --rdzv-endpoint"
             )
-    elif dist.num_nodes > 1 and dist.rendezvous is None:
+    elif dist.num_nodes > 1 and dist.rendezvous is None and not _in_step():
         yield (
             f"dist.num_nodes={dist.num_nodes} needs a place to meet: an address of one of the machines and a free "
             "port. Type: dist.rendezvous=10.0.0.5:29400, the same on every machine"
@@ -250,6 +252,12 @@ def _machines(dist: DictConfig) -> Iterator[str]:
         yield f"dist.rendezvous={dist.rendezvous} is for several machines. Type: dist.num_nodes=2, or leave it out"
     if dist.num_nodes > 1 and dist.init_method != "auto":
         yield f"dist.init_method={dist.init_method} and dist.num_nodes={dist.num_nodes}: leave dist.init_method out"
+
+
+def _in_step() -> bool:
+    """Whether srun has brought the machines together; see slurm/env.py, which compares the numbers."""
+    task = env.found_in(os.environ)
+    return task is not None and task.size > 1
 
 
 def _has_cuda() -> bool:

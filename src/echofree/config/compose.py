@@ -277,8 +277,8 @@ def compose_flags(flags: Flags, composer: Composer) -> Composed:
 
 
 def report(error: UserError, hint: str = "") -> int:
-    """Prints the error and a hint below it, once per machine: torchrun's ranks all read the same. -> the exit code"""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    """Prints the error and a hint below it, once: ranks of torchrun or srun all read the same. -> the exit code"""
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(error, *([hint] if hint else []), sep="\n", file=sys.stderr, flush=True)
     return int(error.exit_code)
 

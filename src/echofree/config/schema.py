@@ -155,6 +155,7 @@ class DistConfig:
     timeout_s: float = 300.0  # a rank that doesn't move for longer is named, and the run ends
     start_timeout_s: float = 600.0  # the same from the start to the end of the first step, and after the last
     max_restarts: int = 0  # starts again from the last checkpoint after a failure
+    max_timeouts: int | None = None  # SLURM: so often a job that ran out of time is requeued; null: until it is done
     sync_batchnorm: SyncBatchNorm = SyncBatchNorm.auto
     bucket_cap_mb: float = 25.0
     find_unused_parameters: bool = False

@@ -1,6 +1,7 @@
 """Who am I, and with whom: found in one place, in one order, remembered with its source.
 
-torchrun's environment (which the local launcher sets too) comes first, then this process alone. A control group over
+torchrun's environment (which the local launcher sets too) comes first, then a SLURM step of several tasks, then this
+process alone. A control group over
 gloo carries the decisions of all ranks (weights, stop flags, scores) so that none of them waits for a device.
 """
 
@@ -18,8 +19,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from echofree.dist import step
 from echofree.errors import ConfigError, EchoFreeError
 from echofree.process import exists
+from echofree.slurm import env as slurm
 
 JOB_ID = "ECHOFREE_JOB_ID"  # set by the local launcher: every rank checks that it joined its own job
 ATTEMPT = "ECHOFREE_ATTEMPT"  # of a run on several machines, whose store outlives a restart
@@ -34,7 +37,9 @@ class World:
     Attributes:
         rank, size: this process among all.
         local_rank, local_size: this process among those of this machine.
-        source: how the world was found: alone, torchrun or local.
+        source: how the world was found: alone, torchrun, local or slurm.
+        job_id: what all ranks of this start have in common; "" in a world of one.
+        task: of the SLURM job that this process is in, if it is.
         backend: the collective back end of the data path: none, gloo or nccl.
         hosts, pids: host name and process of each rank.
     """
@@ -47,6 +52,8 @@ class World:
     backend: str = "none"
     hosts: list[str] = field(default_factory=lambda: [socket.gethostname()])
     pids: list[int] = field(default_factory=lambda: [os.getpid()])
+    job_id: str = ""
+    task: slurm.Task | None = None
     control: Any = None  # gloo process group; None in a world of one
     store: Any = None  # a connection to the meeting point for the watchdog alone; None in a world of one
 
@@ -109,8 +116,9 @@ def found_in(env: Mapping[str, str]) -> World:
     """The world that the environment describes, before anyone is contacted.
 
     Raises:
-        ConfigError: torchrun's variables are incomplete, or a SLURM step of several tasks started this process.
+        ConfigError: torchrun's or SLURM's variables are incomplete, or a job of several tasks is run without srun.
     """
+    task = slurm.found_in(env)
     if "RANK" in env or "WORLD_SIZE" in env:
         missing = [name for name in TORCHRUN_NAMES if name not in env]
         if missing:
@@ -119,14 +127,15 @@ def found_in(env: Mapping[str, str]) -> World:
                 "which sets all of them, or unset RANK and WORLD_SIZE to run alone"
             )
         rank, size, local_rank, local_size = (int(env[name]) for name in TORCHRUN_NAMES[:4])
-        return World(rank, size, local_rank, local_size, source="local" if JOB_ID in env else "torchrun")
-    if "SLURM_STEP_ID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
-        raise ConfigError(
-            f"srun started {env['SLURM_NTASKS']} tasks; EchoFree would train as many unrelated models. Start one task "
-            f"per "
-            "node and torchrun in it: srun --ntasks-per-node=1 torchrun --nproc-per-node=N -m echofree.train ..."
-        )
-    return World()
+        source = "local" if JOB_ID in env else "torchrun"
+        job_id = env.get(JOB_ID) or env.get("TORCHELASTIC_RUN_ID", "none")
+        if task is not None:  # many scripts leave torchrun's id at its default
+            job_id = f"{job_id} of SLURM's job {task.job_id}, start {task.restart}"
+        return World(rank, size, local_rank, local_size, source=source, job_id=job_id, task=task)
+    if task is not None and task.size > 1:
+        job_id = task.identity
+        return World(task.rank, task.size, task.local_rank, task.local_size, source="slurm", job_id=job_id, task=task)
+    return World(task=task)
 
 
 def choose_backend(asked: str, device: torch.device) -> str:
@@ -161,7 +170,13 @@ def join(
     method = "env://" if init_method == "auto" else init_method
     limit = timedelta(seconds=start_timeout_s)
     try:
-        store, _, _ = next(rendezvous(method, world.rank, world.size, timeout=limit))
+        if world.source == "slurm" and method == "env://":
+            assert world.task is not None
+            store = step.meet(world.task, os.environ, start_timeout_s)
+        else:
+            store, _, _ = next(rendezvous(method, world.rank, world.size, timeout=limit))
+    except EchoFreeError:
+        raise
     except Exception as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if method == "env://" else method
         raise EchoFreeError(
@@ -193,12 +208,12 @@ def join(
 def use_interface(asked: str | None, world: World) -> None:
     """`dist.interface`, for gloo and NCCL of this process. Ranks that EchoFree started have theirs from the launcher,
     which knows the other machines."""
-    if asked is not None and world.source == "torchrun":
+    if asked is not None and world.source in ("torchrun", "slurm"):
         os.environ[INTERFACE] = os.environ["NCCL_SOCKET_IFNAME"] = asked
 
 
 def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
-    mine = os.environ.get(JOB_ID) or os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    mine = world.job_id
     if world.is_first:
         store.set("job", mine)
     try:
@@ -218,7 +233,7 @@ def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
         raise EchoFreeError(
             f"rank {world.rank} of job {mine!r} met rank 0 of job {theirs!r} at {os.environ.get('MASTER_ADDR')}:"
             f"{os.environ.get('MASTER_PORT')}: two jobs share one port. Give each torchrun its own --rdzv-endpoint or "
-            f"--standalone"
+            f"--standalone, each sbatch script its own MASTER_PORT (or none)"
         )
     strangers = [f"rank {rank} of job {job!r}" for rank, job in enumerate(ids) if job != mine]
     if strangers:

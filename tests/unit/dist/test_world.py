@@ -43,10 +43,29 @@ def test_half_an_environment_is_refused(gone: str) -> None:
         found_in(env)
 
 
-def test_a_slurm_step_of_several_tasks_is_not_as_many_runs_of_one() -> None:
-    with pytest.raises(ConfigError, match=r"srun started 4 tasks.*--ntasks-per-node=1 torchrun"):
-        found_in({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"})
-    assert found_in({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}).size == 1
+STEP = {
+    "SLURM_JOB_ID": "12", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}  # fmt: skip
+
+
+def test_a_slurm_step_of_several_tasks() -> None:
+    world = found_in(STEP)
+    assert (world.rank, world.size, world.local_rank, world.local_size, world.source) == (2, 3, 0, 1, "slurm")
+    assert world.job_id == "slurm--12.0-0"
+    assert found_in({**STEP, "SLURM_RESTART_COUNT": "1"}).job_id != world.job_id
+
+
+def test_torchrun_inside_a_slurm_step_counts() -> None:
+    world = found_in({**STEP, **COMPLETE, "TORCHELASTIC_RUN_ID": "none"})
+    assert world.source == "torchrun"
+    assert "12" in world.job_id  # the default id of two jobs is the same
+
+
+def test_a_slurm_job_of_one_task_or_none() -> None:
+    one = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    assert found_in({**STEP, **one, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}).size == 1
+    assert found_in({"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4"}).task is None  # a shell that inherited the id
 
 
 def test_back_ends() -> None:
