@@ -213,7 +213,7 @@ def use_interface(asked: str | None, world: World) -> None:
 
 
 def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
-    mine = world.job_id
+    mine = world.job_id or os.environ.get(JOB_ID) or "none"
     if world.is_first:
         store.set("job", mine)
     try:
