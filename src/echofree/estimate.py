@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from echofree import resident
 from echofree.config import layout
 from echofree.config.schema import OptimKind, StrategyKind
-from echofree.meter import MB, Meter, process_mb
+from echofree.meter import MB, Meter
 from echofree.rehearsal import Rehearsal, longest_samples
 from echofree.sizing import SMALL, Size, asked, share
 
@@ -74,7 +75,7 @@ def estimate(config: Any, parts: Parts, ranks: int, device: str) -> Estimate:
     num_samples = longest_samples(data)
     import_all()
     held = sum(t.nbytes for t in (*parts.model.parameters(), *parts.model.buffers()))
-    base_mb = process_mb() - held / MB if device == "cpu" else 0.0
+    base_mb = resident.now_mb() - held / MB if device == "cpu" else 0.0
     if train.activation_checkpointing:
         recompute(parts.model)
     precision = "bf16" if train.precision.value == "fp16" else train.precision.value  # a CPU lacks fp16; equally wide

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from echofree import resident
+
 MB = 2**20
 CGROUPS = (  # limit and use, of version 2 and 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -76,13 +78,7 @@ def peak_mb(device: torch.device) -> float:
     """The most that this process has held so far: on CUDA in tensors on the device, else in all."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # kilobytes on Linux
-
-
-def process_mb() -> float:
-    """What this process holds now: interpreter, libraries, tensors, data."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / MB
+    return resident.peak_mb()
 
 
 def available(device: torch.device, sharers: int) -> int:

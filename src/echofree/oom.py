@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from echofree import resident
 from echofree.config.schema import Precision, StrategyKind
 
 # How the CPU allocator and the loader say it; CUDA has an exception of its own.
@@ -72,7 +72,7 @@ def _memory(device: torch.device) -> str:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return f"peak {torch.cuda.max_memory_allocated(device) / 2**30:.2f} of {total / 2**30:.2f} GiB on {device}"
-    return f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of this process"
+    return f"peak {resident.peak_mb() / 2**10:.2f} GiB of this process"
 
 
 def _levers(config: Any, data_size: int) -> list[str]:

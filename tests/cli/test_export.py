@@ -201,7 +201,7 @@ def test_a_training_ends_with_a_checked_export(cli, tmp_path):
         0
     )
     assert "onnx: agrees" in done.text
-    (run,) = tmp_path.glob("tiny/*")
+    (run,) = tmp_path.glob("debug/*")
     facts = json.loads((run / "run.json").read_text())
     assert (facts["status"], facts["exports"]) == ("done", {"onnx": "agrees"})
     assert (run / "export" / "onnx" / "model.onnx").is_file()
@@ -219,7 +219,7 @@ def test_a_failed_gate_fails_the_run_and_not_the_checkpoint(cli, tmp_path):
     words = [*QUICK, "export=wrong", "train.final_test=false", f"output_root={tmp_path}"]
     done = cli("train", *words, cwd=home, timeout=280).check(1)
     assert "weights of network.unfold.weight" in done.text
-    (run,) = tmp_path.glob("tiny/*")
+    (run,) = tmp_path.glob("debug/*")
     facts = json.loads((run / "run.json").read_text())
     assert (facts["status"], facts["exports"]) == ("failed", {"wrong": "rejected"})
     assert (run / "export" / "wrong.rejected" / "alignment.json").is_file()

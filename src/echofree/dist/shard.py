@@ -7,21 +7,30 @@ not, and no operation on them can turn into an exchange.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from echofree.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+
+def is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
+    """Whether it is a DTensor. Importing them takes most of a second, and before that there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of it, sharing its memory."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor.detach()
     part: Any = tensor.to_local().detach()
     return part.wait() if hasattr(part, "wait") else part
@@ -38,7 +47,7 @@ class Leaves:
     def __init__(self, model: nn.Module):
         self.sources = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.named = {
-            n: nn.Parameter(local(p)) if isinstance(p, DTensor) else p for n, p in self.sources.items()
+            n: nn.Parameter(local(p)) if is_sharded(p) else p for n, p in self.sources.items()
         }  # fmt: skip
 
     @property
@@ -60,18 +69,20 @@ class Leaves:
 
 def _gradient(source: nn.Parameter) -> Tensor:
     grad: Any = source.grad
-    if isinstance(source, DTensor) and grad.placements != source.placements:
+    if is_sharded(source) and grad.placements != source.placements:
         grad = grad.redistribute(placements=source.placements)  # torch may leave a sum for later
     return local(grad)
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor on every rank, on the CPU if it was sharded; every rank of its mesh calls it."""
-    return _assembled(tensor, tensor) if isinstance(tensor, DTensor) else tensor
+    return _assembled(tensor, tensor) if is_sharded(tensor) else tensor
 
 
 def _assembled(part: Tensor, like: DTensor) -> Tensor:
     """The whole of which every rank holds `part`, cut as `like` is."""
+    from torch.distributed.tensor import DTensor
+
     shard = local(part).to(like.device_mesh.device_type)  # offloaded shards come back for the exchange
     full = DTensor.from_local(
         shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -81,8 +92,10 @@ def _assembled(part: Tensor, like: DTensor) -> Tensor:
 
 def cut(tensor: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor, cut as `like` is; no exchange."""
-    if not isinstance(like, DTensor):
+    if not is_sharded(like):
         return tensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
     piece = tensor[tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))]
     return piece.contiguous()  # fused optimizers take the moments' strides to be those of the weight
@@ -94,7 +107,7 @@ def gather(named: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> dict[s
     result = {}
     for name, tensor in named.items():
         like = sources[name]
-        result[name] = _assembled(tensor, like) if isinstance(like, DTensor) and tensor.dim() == like.dim() else tensor
+        result[name] = _assembled(tensor, like) if is_sharded(like) and tensor.dim() == like.dim() else tensor
     return result
 
 
@@ -116,7 +129,7 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     check_names(own, state)
     with torch.no_grad():
         for name, tensor in own.items():
-            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).copy_(cut(state[name], tensor))
+            (tensor.to_local() if is_sharded(tensor) else tensor).copy_(cut(state[name], tensor))
 
 
 def check_names(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -195,7 +208,7 @@ def total_norm(
 
 def _groups(source: Tensor, apart: Any) -> tuple[Any, ...]:
     groups = [] if apart is None else [apart]
-    if isinstance(source, DTensor):
+    if is_sharded(source):
         mesh = source.device_mesh
         groups += [mesh.get_group(i) for i, placement in enumerate(source.placements) if not placement.is_replicate()]
     return tuple(groups)

@@ -10,13 +10,14 @@ Legend: T samples, M hop.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from echofree import resident
 
 WINDOW_S = 10.0  # over which differences are listed
 MAX_CHUNK = 4096
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     load_s = time.perf_counter() - start
     measured = cost(first, work)
     measured["load_s"] = load_s
-    measured["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # before the long streams
+    measured["peak_memory_mb"] = resident.peak_mb()  # before the long streams
     first.reset()
     rng = np.random.default_rng(0)
     takes = json.loads((work / "takes.json").read_text(encoding="utf-8"))

@@ -146,7 +146,10 @@ def name_layers(model: Any) -> dict[str, tuple[str, int]]:
     for node in model.graph.node:
         if node.op_type not in PRODUCTS:
             continue
-        held = [name for name in node.input[1:] if sizes.get(name, 0) > 1]
+        held = [name for name in node.input[1:] if name in sizes]
+        if all(sizes[name] <= 1 for name in held):  # a factor, not a layer
+            held = []
+        # A folded weight has lost its name, its bias (of one number, perhaps) has not.
         held.sort(key=lambda name: not name.startswith("parts."))
         if not held and node.op_type == "MatMul":
             turned = next(
