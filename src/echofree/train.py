@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,16 +73,37 @@ def job(composed: Composed) -> float | None:
     Raises:
         EchoFreeError: the job failed.
     """
+    from echofree.launch.start import standing
     from echofree.machines import refuse_sweep
 
     refuse_sweep(composed)
+    assert composed.run_dir is not None
+    under_submitit(os.environ)
+    if int(os.environ.get("RANK", "0")) == 0:  # the others are told by the first
+        state = standing(composed)
+        if state == "done" and "RANK" not in os.environ:
+            log.info("done already: %s", composed.run_dir)
+            return best_of(composed.run_dir)
+        composed.resumed = state == "again"
     code = start(composed)
     if code != ExitCode.DONE:
         kinds = {kind.exit_code: kind for kind in (UserError, Preempted, Interrupted)}
         raise kinds.get(ExitCode(code), EchoFreeError)(f"the job in {composed.run_dir} ended with exit code {code}")
-    assert composed.run_dir is not None
-    result: float | None = json.loads((composed.run_dir / "run.json").read_text()).get("best")
+    return best_of(composed.run_dir)
+
+
+def best_of(run_dir: Path) -> float | None:
+    """The best value of `checkpoint.metric` that a run has reached."""
+    result: float | None = json.loads((run_dir / "run.json").read_text()).get("best")
     return result
+
+
+def under_submitit(env: MutableMapping[str, str]) -> None:
+    """Several tasks of Hydra's submitit_local become ranks of one run, as torchrun would name them."""
+    if env.get("SUBMITIT_EXECUTOR") == "local" and int(env.get("SUBMITIT_LOCAL_NTASKS", "1")) > 1:
+        import submitit
+
+        submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
 
 
 def start(composed: Composed) -> int:
@@ -94,6 +115,8 @@ def start(composed: Composed) -> int:
     own_ranks = composed.config.dist.rendezvous is not None  # a task of SLURM's may be a launcher
     if world.source == "torchrun" or (world.source == "slurm" and not own_ranks):
         code = _work_as_rank(composed, world)
+        if code == ExitCode.DONE and "SUBMITIT_EXECUTOR" in os.environ:
+            return code  # submitit writes the result before it ends the process
         leave(code)
     parts = build(composed.config)  # what's wrong with the data or the model is said before any directory is made
     dist, count = composed.config.dist, num_ranks(composed.config)
@@ -453,7 +476,7 @@ def run_config(
     from echofree.config.build import build_model
     from echofree.data.loader import Plan, TrainLoader
     from echofree.dist.strategy import Amp, build_strategy
-    from echofree.final import final_scores
+    from echofree.final import final_scores, write_page
     from echofree.follow import follow
     from echofree.logger.build import build_logger
     from echofree.loop import Loop
@@ -566,6 +589,8 @@ def run_config(
         log.info("peak memory by rank: %s MB", ", ".join(map(str, peaks)))
     if world.is_first:
         log.info("%s: %s. Run directory: %s", outcome.status, outcome.why, os.path.relpath(run.folder))
+        if outcome.status != "preempted" and not profile_steps:
+            write_page(run)
     return outcome
 
 
@@ -578,7 +603,8 @@ def settle_algorithms(everything: bool) -> None:
     torch.backends.cudnn.deterministic = True
     if everything:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-    torch.use_deterministic_algorithms(everything)
+    if everything or torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(everything)  # imports the compiler, half a second
 
 
 def enough_space(loop: Loop, run: RunDir) -> None:

@@ -68,6 +68,8 @@ def parse_flags(argv: Sequence[str]) -> Flags:
         word = words.pop(0)
         name, has_value, value = word.partition("=")
         if name not in _FLAGS or not word.startswith("-"):
+            if has_value and name.startswith("launcher."):
+                word = f"hydra.{word}"
             rest.append(f"{_SAME[name]}={value}" if has_value and name in _SAME else word)
             continue
         target, choices = _FLAGS[name]

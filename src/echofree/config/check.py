@@ -28,6 +28,8 @@ Test = Callable[[Any], bool]
 
 # Scores of which less is better; of all others more is.
 SCORES_DOWN = ("loss", "delay_ms")
+# Among the choices: where the run will be; under slurm not on this machine, which may well have no GPU.
+LAUNCHER = "hydra/launcher"
 
 _at_least_1: tuple[Test, str] = (lambda v: v >= 1, "at least 1")
 _at_least_0: tuple[Test, str] = (lambda v: v >= 0, "at least 0")
@@ -220,7 +222,7 @@ def _dist(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
     if dist.backend == Backend.nccl:
         if config.train.device == "cpu":
             yield "dist.backend=nccl works on GPUs only, but train.device=cpu. Type: dist.backend=gloo"
-        elif not _has_cuda():
+        elif not _has_cuda(choices):
             yield "dist.backend=nccl needs a GPU that torch can use, and there is none here. Type: dist.backend=auto"
 
 
@@ -260,14 +262,16 @@ def _in_step() -> bool:
     return task is not None and task.size > 1
 
 
-def _has_cuda() -> bool:
+def _has_cuda(choices: Mapping[str, str]) -> bool:
+    if choices.get(LAUNCHER) == "slurm":
+        return True
     import torch  # only a config that asks for nccl pays for it
 
     return torch.cuda.is_available()
 
 
 def _device(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
-    if config.train.device == "cuda" and not _has_cuda():
+    if config.train.device == "cuda" and not _has_cuda(choices):
         yield f"train.device={config.train.device}: torch finds no GPU here. Type: train.device=auto"
 
 

@@ -119,15 +119,18 @@ def _append(path: ConfigSearchPath, provider: str, folder: Path) -> None:
     path.get_path().insert(-1, SearchPathElement(provider, f"file://{folder}"))
 
 
-def compose(words: Sequence[str] = (), composer: Composer | None = None) -> Composed:
+def compose(words: Sequence[str] = (), composer: Composer | None = None, launcher: str = "basic") -> Composed:
     """Composes and checks one run from `key=value` words. Signatures of open groups are not looked at (see `build`).
+
+    Args:
+        launcher: of the sweep that this is a job of; with slurm it won't run on this machine.
 
     Raises:
         ConfigError: every problem of the words and of the values together.
     """
     composer = composer or Composer()
     config, right, problems = settings(list(words), composer, multirun=False)
-    return _finish(config, right, problems, composer)
+    return _finish(config, right, problems, composer, launcher)
 
 
 def settings(words: list[str], composer: Composer, multirun: bool) -> tuple[DictConfig, list[Override], list[str]]:
@@ -144,7 +147,7 @@ def settings(words: list[str], composer: Composer, multirun: bool) -> tuple[Dict
         problems += found
         right += [] if found else [word]
     try:
-        config = composer.base(_first_values(right), multirun)
+        config = composer.base(first_values(right), multirun)
     except ConfigError as error:
         problems += error.problems
         config = empty
@@ -166,7 +169,7 @@ def _sort(words: list[Override], composer: Composer) -> tuple[list[Override], li
     return groups, [word for word in words if word not in groups]
 
 
-def _first_values(groups: list[Override]) -> list[str]:
+def first_values(groups: list[Override]) -> list[str]:
     return [
         f"{word.get_key_element()}={next(word.sweep_string_iterator())}"
         if word.is_discrete_sweep()
@@ -175,9 +178,12 @@ def _first_values(groups: list[Override]) -> list[str]:
     ]
 
 
-def _finish(config: DictConfig, right: list[Override], problems: list[str], composer: Composer) -> Composed:
+def _finish(
+    config: DictConfig, right: list[Override], problems: list[str], composer: Composer, launcher: str = "basic"
+) -> Composed:
     """Rules about values, resume, and the bookkeeping around one composed config."""
     choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if not str(k).startswith("hydra/")}
+    choices[check.LAUNCHER] = launcher
     own_dir = next((word.value() for word in right if word.key_or_group == "hydra.run.dir"), None)
     config = without_hydra(config)
     if config.resume is None:  # else what counts is the frozen config with these words in it: see `_resumed`

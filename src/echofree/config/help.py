@@ -29,6 +29,7 @@ VERBS: dict[str, Verb] = {
             ("model=base dist=ddp", "a bigger model on all GPUs of this machine"),
             ("data=folder data.root=/path/to/recordings", "your own mic/far(/near) files"),
             ("-m optim.lr=1e-3,3e-4 seed=0,1", "a sweep of four runs, one after another"),
+            ("-m optim.lr=1e-3,3e-4 seed=0,1 hydra/launcher=local", "the same, beside each other on this machine"),
             ("resume=auto", "go on with the newest run"),
         ),
     ),
@@ -95,6 +96,19 @@ VERBS: dict[str, Verb] = {
         examples=(
             ("outputs filter=status=failed", "those that failed, or died without a word"),
             ("multirun sort=-best format=csv", "a sweep, the best last or first"),
+        ),
+    ),
+    "sweep": Verb(
+        "a sweep under way or at its end: show, wait, cancel, start again what didn't get done",
+        "<dir> [show|wait|cancel|retry] [jobs=[0,3]] [format=table|csv|json]",
+        keys=(
+            ("dir", "the sweep's folder, as its launcher (hydra/launcher=local or slurm) has told it"),
+            ("do", "show, wait, cancel or retry; the word alone is enough"),
+            ("jobs", "[0,3]: these jobs only"),
+        ),
+        examples=(
+            ("multirun/tiny/2026-01-31_12-00-00", "how each job stands"),
+            ("multirun/tiny/2026-01-31_12-00-00 retry", "failed and cancelled jobs go on in their directories"),
         ),
     ),
     "doctor": Verb(

@@ -190,6 +190,8 @@ class Checker:
         for line in self._lines(override):
             single = self.parser.parse_override(line)
             trial = config if not applied else config.copy()
+            if applied:  # the first value has added the key
+                single = without_plus(single, self.loader)
             problem = self._try(single, trial)
             applied = applied or problem is None
             if problem:

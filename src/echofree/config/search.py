@@ -63,7 +63,8 @@ def groups() -> dict[str, list[str]]:
     for root in (conf_dir(), *experiment_dirs()):
         for path in root.rglob("*.yaml"):
             group = path.parent.relative_to(root).as_posix()
-            if group != "." and not any(part.startswith((".", "_")) for part in path.relative_to(root).parts):
+            hidden = any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+            if group != "." and not hidden and not group.startswith("hydra/"):
                 table.setdefault(group, set()).add(path.stem)
     return {group: sorted(table[group]) for group in sorted(table)}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -28,11 +29,14 @@ from echofree.config.compose import (
     Composer,
     RunJob,
     compose,
+    first_values,
     job_combinations,
     settings,
     without_hydra,
 )
 from echofree.errors import ConfigError, EchoFreeError, ExitCode, UserError
+
+EXECUTOR = "SUBMITIT_EXECUTOR"  # set in the jobs of submitit_local and submitit_slurm
 
 
 class StopSweep(BaseException):
@@ -54,15 +58,21 @@ def with_hydra(flags: Flags, composer: Composer, run_job: RunJob | None, check_s
     if flags.show:
         if problems:
             raise ConfigError(problems)
-        _show(flags, composer, words, config)
+        _show(flags, composer, first_values(right), config)  # of a sweep: its first job
         return int(ExitCode.DONE)
     if run_job is None:
         problems.append("-m: this verb takes one set of values only. Leave -m out")
     if config.resume is not None:
-        problems.append(f"resume={config.resume}: a sweep starts new runs. Resume one run without -m")
+        problems.append(
+            f"resume={config.resume}: a sweep goes on by its folder: type hydra.sweep.dir=<the sweep's folder> and the "
+            "same words. One run is resumed without -m"
+        )
         right = [word for word in right if word.key_or_group != "resume"]
     if str(config.hydra.sweeper.get("_target_", "")).endswith("BasicSweeper"):
-        problems += _job_problems(job_combinations(right), composer, check_signatures and not problems)
+        launcher = "slurm" if "Slurm" in str(config.hydra.launcher.get("_target_", "")) else "basic"
+        goes_on = Path(str(config.hydra.sweep.dir)).is_dir()
+        jobs = job_combinations([word for word in right if not (goes_on and word.key_or_group == "resume_allow")])
+        problems += _job_problems(jobs, composer, launcher, check_signatures and not problems)
     if problems or run_job is None:
         raise ConfigError(problems)
     if not any(word.key_or_group == "hydra.sweep.dir" for word in right):
@@ -82,14 +92,14 @@ def own_folder(wanted: Path) -> Path:
     raise AssertionError("unreachable")
 
 
-def _job_problems(jobs: list[list[str]], composer: Composer, check_signatures: bool) -> list[str]:
+def _job_problems(jobs: list[list[str]], composer: Composer, launcher: str, check_signatures: bool) -> list[str]:
     """Composes and checks each job; a problem that many share is told once, with the first job that has it."""
     seen: dict[str, str] = {}
     targets: set[str] = set()
     for number, words in enumerate(jobs[:MAX_CHECKED_JOBS]):
         own = [word for word in words if not word.startswith("hydra")]
         try:
-            composed = compose(own, composer)
+            composed = compose(own, composer, launcher)
             open_part = str([OmegaConf.to_container(composed.config[group]) for group in override.OPEN_GROUPS])
             if check_signatures and open_part not in targets:
                 from echofree.config import build
@@ -114,20 +124,29 @@ class SweepJob:
         self.run_job = run_job
         self.before = override.flat(defaults)
         self.failed: list[tuple[int, int]] = []  # (job number, exit code)
-        self.done = 0
+        self.done = self.handed_over = 0
+
+    def composed(self, config: DictConfig, hydra: Any, words: list[str], run_dir: Path) -> Composed:
+        """One job as a single run would have it.
+
+        Args:
+            config: without Hydra's own node.
+            hydra: that node.
+        """
+        named = {word.partition("=")[0].lstrip("+~") for word in words}
+        return Composed(
+            config=config,
+            words=words,
+            changed={k for k, v in override.flat(config).items() if k in named or self.before.get(k, "???") != v},
+            choices={str(k): str(v) for k, v in hydra.runtime.choices.items() if not str(k).startswith("hydra/")},
+            run_dir=run_dir,
+        )
 
     def __call__(self, config: DictConfig) -> float | None:
         hydra = HydraConfig.get()
         number, words = int(hydra.job.num), [str(word) for word in hydra.overrides.task]
         print(f"[EchoFree] job {number}: {' '.join(words) or 'no settings'} -> {hydra.runtime.output_dir}", flush=True)
-        named = {word.partition("=")[0].lstrip("+~") for word in words}
-        composed = Composed(
-            config=config,
-            words=words,
-            changed={k for k, v in override.flat(config).items() if k in named or self.before.get(k, "???") != v},
-            choices={str(k): str(v) for k, v in hydra.runtime.choices.items() if not str(k).startswith("hydra/")},
-            run_dir=Path(str(hydra.runtime.output_dir)),
-        )
+        composed = self.composed(config, hydra, words, Path(str(hydra.runtime.output_dir)))
         try:
             value = self.run_job(composed)
         except Exception as error:
@@ -135,6 +154,9 @@ class SweepJob:
             text = str(error) if isinstance(error, EchoFreeError) else traceback.format_exc()
             print(f"[EchoFree] job {number} failed (exit code {code}): {text}", file=sys.stderr, flush=True)
             self.failed.append((number, code))
+            if EXECUTOR in os.environ:  # Hydra would keep the exception, and the scheduler say COMPLETED
+                sys.stdout.flush()
+                os._exit(code)
             if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):
                 raise StopSweep(code) from error
             raise
@@ -157,7 +179,9 @@ def _run(composer: Composer, words: list[str], run_job: RunJob, defaults: DictCo
     code = int(ExitCode.DONE)
     try:
         with _hydra(composer) as hydra:
-            hydra.multirun(composer.config_name, job, [*words, "hydra.mode=MULTIRUN"])
+            returned = hydra.multirun(composer.config_name, job, [*words, "hydra.mode=MULTIRUN"])
+        if not job.done and not job.handed_over and isinstance(returned, list):  # run in other processes, all well
+            job.done = sum(len(batch) for batch in returned)
     except StopSweep as stop:
         code = stop.exit_code
     except KeyboardInterrupt:
@@ -169,6 +193,8 @@ def _run(composer: Composer, words: list[str], run_job: RunJob, defaults: DictCo
             traceback.print_exc()
             return int(ExitCode.FAILED)
         code = job.failed[0][1]
+    if job.handed_over:
+        return code  # its jobs run elsewhere
     numbers = ", ".join(str(number) for number, _ in job.failed)
     print(f"[EchoFree] sweep: {job.done} jobs done" + (f", failed: {numbers}" if numbers else ""), flush=True)
     return code

@@ -1,0 +1,1 @@
+"""Hydra finds these launchers by itself: `hydra/launcher=local` and `hydra/launcher=slurm`."""
