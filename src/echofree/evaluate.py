@@ -135,7 +135,7 @@ def protocol_of(
     """What is stored with the scores."""
     from echofree.scorefile import protocol
 
-    asked = {key: words[key] for key in ("split", "aecmos_cut", "align")}
+    asked: dict[str, Any] = {key: words[key] for key in ("split", "aecmos_cut", "align")}
     asked |= {"checkpoint": words.given("checkpoint"), "systems": systems}
     return protocol(asked, config["data"], source, rows, metrics, rate_hz, parts)
 

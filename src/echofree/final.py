@@ -42,6 +42,18 @@ class Share:
         return 0, len(self.item(index, 0).mic)
 
 
+def write_page(run: RunDir) -> None:
+    """The run's report.html. A run isn't worse for the want of a page: what fails is told, nothing else."""
+    from echofree.report import write_report
+
+    try:
+        path = write_report([run.folder])
+    except Exception as error:
+        log.warning("no report: %s: %s. Type: python -m echofree.report %s", type(error).__name__, error, run.folder)
+    else:
+        log.info("report: %s", os.path.relpath(path))
+
+
 def final_scores(
     config: Any,
     model: Any,
