@@ -34,17 +34,23 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "evaluate": Verb(
-        "score a trained model per scenario, beside the microphone and a linear filter",
-        "checkpoint=<run dir|checkpoint> [data=... data.root=...]",
+        "score a trained model, other programs and folders of outputs per scenario",
+        "checkpoint=<run dir|checkpoint> [data=... data.root=...] [system.command='prog {mic} {far} {out}']",
         keys=(
             ("checkpoint", "a run directory (its best weights) or one of its checkpoints"),
             ("data", "the group of train, with its keys; left out: the data of the run"),
+            ("system.command", "any other program, beside the model or alone; {mic} {far} {out} become wav files"),
+            ("system.folder", "sound files that some system made, named as the recordings are"),
         ),
         examples=(
             ("checkpoint=outputs/tiny/2026-01-31_12-00-00", "on the test split that the run was trained beside"),
             (
                 "checkpoint=outputs/tiny/2026-01-31_12-00-00 data=folder data.root=/path/to/recordings",
                 "on your own files",
+            ),
+            (
+                "data=folder data.root=/path/to/recordings system.command='prog {mic} {far} {out}'",
+                "another canceller on the same",
             ),
         ),
     ),
@@ -71,6 +77,19 @@ VERBS: dict[str, Verb] = {
             ("out", "where the cleaned file goes"),
         ),
         examples=(("model=outputs/tiny/2026-01-31_12-00-00 mic=mic.wav far=far.wav out=clean.wav", "one file"),),
+    ),
+    "report": Verb(
+        "one page for a run, a comparison of runs, or a sweep, that opens without a network",
+        "DIR [DIR ...] [out=FILE.html]",
+        keys=(
+            ("runs", "run directories, or a folder of runs such as a sweep's; also typed without runs="),
+            ("out", "the file; left out: report.html in the run or sweep directory, for several here"),
+        ),
+        examples=(
+            ("outputs/tiny/2026-01-31_12-00-00", "a run's page, which train has written already"),
+            ("outputs/tiny/2026-01-31_12-00-00 outputs/small/2026-01-31_14-00-00", "two runs beside each other"),
+            ("multirun/tiny/2026-01-31_12-00-00", "a sweep: which setting matters"),
+        ),
     ),
     "reproduce": Verb(
         "run a run again and compare: exit code 0 only if every record and weight is equal",
