@@ -507,7 +507,7 @@ def run_config(
     random.seed(own_seed)
     np.random.seed(own_seed % 2**32)
     if config.train.compile:
-        model.compile()
+        compile_model(model)
 
     def rehearsal() -> Rehearsal:
         return Rehearsal(config, strategy, task, device, train.sample_rate, longest_samples(train))
@@ -592,6 +592,16 @@ def run_config(
         if outcome.status != "preempted" and not profile_steps:
             write_page(run)
     return outcome
+
+
+def compile_model(model: torch.nn.Module) -> None:
+    """torch.compile in place, without the parts that say they are better run as they are (`eager`: names of methods)."""
+    import torch
+
+    for part in model.modules():
+        for name in getattr(part, "eager", ()):
+            setattr(part, name, torch.compiler.disable(getattr(part, name)))
+    model.compile()
 
 
 def settle_algorithms(everything: bool) -> None:

@@ -56,6 +56,8 @@ class Chain(nn.Module):
         front_end: keywords for `FrontEnd`, or an own module of the same interface.
     """
 
+    eager = ("analyse",)  # hop by hop, without a gradient: torch.compile would unroll hundreds of steps for minutes
+
     def __init__(
         self,
         signals: Sequence[str],
