@@ -26,6 +26,7 @@ KEYS = {
     "jobs": Key("", "[0,3]: these jobs only; left out: all"),
     "format": Key("table", "of show: table | csv | json"),
     "detach": Key("false", "of retry: true: return at once"),
+    "resume_allow": Key("", "of retry: [code] when the code has changed since and may"),
     "on_interrupt": Key("ask", "of wait and retry, what Ctrl-C does to the jobs: ask | leave | cancel"),
 }
 VERBS = ("show", "wait", "cancel", "retry")
@@ -82,7 +83,7 @@ def run(asked: Words) -> int:
         print(f"cancelled: {', '.join(map(str, live)) or 'nothing was waiting or running'}")
         return 0
     if do == "retry":
-        numbers = retry(sweep, queues, numbers)
+        numbers = retry(sweep, queues, numbers, asked.names("resume_allow"))
         if not numbers or asked.switch("detach"):
             return 0
     views = follow(sweep, queues, numbers, settings["on_failure"], asked["on_interrupt"])
@@ -115,7 +116,7 @@ def show(sweep: Path, views: Sequence[View], form: str) -> None:
         print(*table.table(views, best, limit=len(views)), table.counts(views), sep="\n")
 
 
-def retry(sweep: Path, queues: Queues, numbers: Sequence[int]) -> list[int]:
+def retry(sweep: Path, queues: Queues, numbers: Sequence[int], allow: Sequence[str]) -> list[int]:
     """Starts again, in their directories, the jobs that ended without being done. -> their numbers"""
     views = views_of(sweep, queues, numbers)
     again = [view.number for view in views if view.state in OPEN]
@@ -124,14 +125,14 @@ def retry(sweep: Path, queues: Queues, numbers: Sequence[int]) -> list[int]:
         print(f"nothing to start again: {table.counts(views)}")
         return []
     for job in jobs:
-        ready(sweep, job)
+        ready(sweep, job, allow)
     for kind in sorted({job.queue for job in jobs}):
         queues.submit(kind, sweep, [job for job in jobs if job.queue == kind])
     print(f"started again: {', '.join(map(str, again))}", file=sys.stderr)
     return again
 
 
-def ready(sweep: Path, job: Ticket) -> None:
+def ready(sweep: Path, job: Ticket, allow: Sequence[str]) -> None:
     """The run directory, ready to be gone on with.
 
     Raises:
@@ -144,8 +145,7 @@ def ready(sweep: Path, job: Ticket) -> None:
     settings: dict[str, Any] = tickets.about(sweep)["settings"]
     folder = job.folder(sweep)
     config = frozen.load(folder)
-    if settings.get("environment"):
-        config.resume_allow = ["code"]
+    config.resume_allow = [*allow, *(["code"] if settings.get("environment") else [])]
     run = RunDir(folder, is_first=True)
     restart.prepare(run, config, None, job.ranks, [])
     run.note(status="created")  # how the last start ended says nothing any more

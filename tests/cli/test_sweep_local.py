@@ -90,7 +90,7 @@ def test_a_sweep_that_was_cut_goes_on(train, cli, tmp_path):
     assert [view.state for view in views_of(sweep, Queues())] == ["done", "cancelled", "cancelled"]
     assert not (sweep / "2/metrics.jsonl").exists()
     before = facts(sweep / "0")
-    result = train(*words).check(0)
+    result = train(*words, "resume_allow=[code]").check(0)
     assert "3 jobs (1 done already, 2 gone on with)" in result.stderr
     assert facts(sweep / "0") == before
     assert "from" in facts(sweep / "1")["resumes"][0]
@@ -107,7 +107,9 @@ def test_retry_starts_what_failed_in_its_directory(train, cli, tmp_path):
     mark = tmp_path / "mark"
     train("model.fault=raise", f"model.mark={mark}", "seed=0", "train.save_every_steps=1").check(1)
     first = losses(tmp_path / "sweep/0")
-    result = cli("sweep", "sweep", "retry", cwd=tmp_path, env={"ECHOFREE_EXPERIMENTS": str(FAULTY)}).check(0)
+    result = cli(
+        "sweep", "sweep", "retry", "resume_allow=[code]", cwd=tmp_path, env={"ECHOFREE_EXPERIMENTS": str(FAULTY)}
+    ).check(0)
     assert "started again: 0" in result.stderr
     assert [step for step, _ in losses(tmp_path / "sweep/0")] == [1, 2, 3, 4]
     assert losses(tmp_path / "sweep/0")[: len(first)] == first

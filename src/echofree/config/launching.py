@@ -85,6 +85,8 @@ def one_job(kind: str, context: HydraContext, config: DictConfig, task: SweepJob
     folder = Path(str(composed.hydra.sweep.dir)) / str(composed.hydra.sweep.subdir)
     settings = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
     assert isinstance(settings, dict)
+    if settings.get("max_num_timeout") is not None:  # the job itself counts, wherever the launcher is by then
+        composed.dist.max_timeouts = settings["max_num_timeout"]
     parser = OverridesParser.create(config_loader=context.config_loader)
     return Job(
         number,

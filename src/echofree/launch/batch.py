@@ -88,10 +88,9 @@ class Slurm:
         for index, job in indices.items():
             job.again()
             job.files = [str(folder / f"{index}.{end}") for end in (("out",) if together else ("out", "err"))]
-            limits = {"timeout_min": job.resources["timeout_min"], "max_num_timeout": job.max_num_timeout}
             about = {"queue": "slurm", "sweep": str(sweep.resolve()), "job": job.number, "index": index}
             RunDir(job.folder(sweep), is_first=True).note(
-                launcher={**about, "script": str(folder / SCRIPT), "files": job.files, **limits}
+                launcher={**about, "script": str(folder / SCRIPT), "files": job.files}
             )
         text = script_text(sweep, folder, indices, tickets.about(sweep))
         write_text(folder / SCRIPT, text)
@@ -116,7 +115,7 @@ class Slurm:
                 return int(done.stdout.strip().splitlines()[-1].partition(";")[0])
             said = (done.stderr or done.stdout).strip()
             if not any(text in said for text in BUSY):
-                raise UserError(f"SLURM doesn't take the job. sbatch says:\n{said}\nThe script: {script}")
+                raise UserError(f"SLURM doesn't take the job. sbatch says:\n{said}")
         raise EchoFreeError(f"SLURM doesn't answer, {TRIES} tries. sbatch says:\n{said}")
 
     # --- afterwards --------------------------------------------------------------------------------------------------
@@ -128,11 +127,12 @@ class Slurm:
         found = {}
         for job in jobs:
             if job.state == "ended" or not job.job_id:
-                found[job.number] = Seen("ended", job.exit_code, job.why)
+                found[job.number] = Seen("ended", job.exit_code, job.why, job.node)
                 continue
             seen = seen_of(states[job.job_id])
             if seen.state == "ended":  # what SLURM will have forgotten tomorrow
                 job.state, job.exit_code, job.why, job.ended = "ended", seen.code, seen.why, time.time()
+                job.node = seen.node
                 job.cancelled = job.cancelled or seen.why == "CANCELLED"
                 tickets.write(sweep, job)
             found[job.number] = seen

@@ -115,9 +115,10 @@ def follow(sweep: Path, queue: Queue, numbers: Sequence[int], on_failure: str, o
             screen.show(views)
             jobs = {job.number: job for job in tickets.read(sweep)}
             for view in views:
-                if view.final and view.number not in told:
+                early = view.said == "failed" and jobs[view.number].queue == "slurm"  # which is slow to say so
+                if (view.final or early) and view.number not in told:
                     told.add(view.number)
-                    if view.state == "failed":
+                    if view.state == "failed" or early:
                         screen.write(failure(view, jobs[view.number]))
             if on_failure == "stop" and not stopped and any(view.state == "failed" for view in views):
                 stopped = True

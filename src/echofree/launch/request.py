@@ -27,7 +27,6 @@ def plan(jobs: Sequence[Job]) -> tuple[dict[str, Any], list[str], list[str]]:
         job.settings = settings
         job.ticket = Ticket(job.number, str(job.folder), job.words, queue="slurm", resources=resources)
         job.ticket.ranks = nodes * tasks if not found else 1
-        job.ticket.max_num_timeout = settings["max_num_timeout"]
         sums.setdefault(shown(settings, job.composed.config), []).append(job.number)
     lines = [f"slurm: job{'s' if len(n) > 1 else ''} {ranges(n)}: {text}" for text, n in sums.items()]
     return {}, lines, list(dict.fromkeys(problems))

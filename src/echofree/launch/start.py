@@ -21,6 +21,8 @@ from echofree.errors import ConfigError, UserError
 from echofree.launch import ticket as tickets
 from echofree.launch.follow import exit_code, follow, summarise, views_of
 from echofree.launch.queues import Queues
+from echofree.launch.snapshot import FOLDER as SNAPSHOT
+from echofree.launch.snapshot import take
 from echofree.launch.ticket import Ticket
 from echofree.launch.view import GOOD, View, run_facts
 from echofree.rundir import CONFIG, RunDir, command_line, is_alive, status
@@ -90,6 +92,10 @@ def launch(kind: str, jobs: Sequence[Job], sweep: Path, settings: Mapping[str, A
     for job in jobs:
         problems += adopt(job, sweep, queues)
     open_jobs = [job for job in jobs if job.state in ("new", "again")]
+    if len(open_jobs) < len(jobs) or any(job.state == "again" for job in jobs):
+        for job in open_jobs:
+            if job.state == "new":
+                job.composed.config.resume_allow = []  # meant for the others
     problems += check_jobs(open_jobs)
     total, lines, found = queues.plan(kind, open_jobs, settings)
     problems += found
@@ -131,12 +137,26 @@ def adopt(job: Job, sweep: Path, queues: Queues) -> list[str]:
         job.state = "live" if under_way else standing(job.composed)
         if under_way:
             refuse_other(job.composed)
+        elif job.state == "again":
+            refuse_other_code(job, sweep)
     except UserError as error:
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
         return [f"job {job.number}: {problem}" for problem in problems]
     if job.state == "done" and known is None:  # it was run without a queue
         tickets.write(sweep, Ticket(job.number, tickets.relative(job.folder, sweep), job.words, state="ended"))
     return []
+
+
+def refuse_other_code(job: Job, sweep: Path) -> None:
+    """Raises CheckpointError when the code has changed since, nobody allowed it, and the sweep has no copy of its own.
+    What `restart.prepare` would say, but before anything is touched."""
+    from echofree.restart import check_code
+    from echofree.rundir import code_digest
+
+    allow = [str(name) for name in job.composed.config.resume_allow]
+    if (sweep / SNAPSHOT).is_dir() and job.settings.get("snapshot"):
+        allow.append("code")
+    check_code(run_facts(job.folder), code_digest(), allow)
 
 
 def standing(composed: Composed) -> str:
@@ -183,7 +203,9 @@ def check_jobs(jobs: Sequence[Job]) -> list[str]:
     seen: dict[str, str] = {}
     tried: set[str] = set()
     for job in jobs:
-        config = job.composed.config
+        config = job.composed.config.copy()
+        if job.state == "again":
+            config.resume_allow = []  # it is read, although nothing is typed as resume=
         problems = check.problems(config, job.choices)
         plain = frozen.freeze(config)
         parts = {key: plain[key] for key in (*override.OPEN_GROUPS, "export", "train", "dist")}
@@ -210,7 +232,6 @@ def check_jobs(jobs: Sequence[Job]) -> list[str]:
 def freeze(sweep: Path, kind: str, jobs: Sequence[Job], settings: Mapping[str, Any]) -> None:
     """Writes the run directories, the tickets' contents (not yet the tickets) and sweep.json."""
     from echofree import train
-    from echofree.launch.snapshot import take
 
     sweep.mkdir(parents=True, exist_ok=True)
     environment = take(sweep) if settings["snapshot"] else {}
@@ -224,6 +245,8 @@ def freeze(sweep: Path, kind: str, jobs: Sequence[Job], settings: Mapping[str, A
         assert job.ticket is not None
         job.ticket.run_dir = tickets.relative(job.folder, sweep)
         job.composed.resumed = job.state == "again"
+        if job.composed.resumed and environment:
+            job.composed.config.resume_allow = [*job.composed.config.resume_allow, "code"]  # it runs its old copy
         train.prepare(job.composed, job.ticket.ranks)
         RunDir(job.folder, is_first=True).note(status="created")  # how an earlier start ended says nothing any more
         job.ticket.mode = str(job.composed.config.checkpoint.mode.value)

@@ -33,12 +33,12 @@ class Ticket:
         state: waiting, running or ended, as last written; a scheduler may know better.
         job_id: SLURM's, such as 123_4; None on this machine.
         pid, cores, devices: of a job of this machine.
+        node: where it ran.
         exit_code: None until it has ended, or when nobody saw it end.
         cancelled: somebody asked for its end.
         why: what to say of a job that ended without a word of its own.
         ranks: processes of the job.
         resources: what it was submitted with.
-        max_num_timeout: how often the job may run out of time; None: as often as needed.
         files: what the scheduler writes, absolute.
     """
 
@@ -51,6 +51,7 @@ class Ticket:
     pid: int | None = None
     cores: list[int] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
+    node: str = ""
     submitted: float = 0.0
     started: float | None = None
     ended: float | None = None
@@ -60,7 +61,6 @@ class Ticket:
     mode: str = "min"
     ranks: int = 1
     resources: dict[str, Any] = field(default_factory=dict)
-    max_num_timeout: int | None = None
     files: list[str] = field(default_factory=list)
 
     def folder(self, sweep: Path) -> Path:

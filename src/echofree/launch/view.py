@@ -48,6 +48,7 @@ class View:
     Attributes:
         state: waiting, starting, running; then done, failed, preempted, interrupted, cancelled, lost.
         final: it won't change by itself.
+        said: the status in run.json.
         left_s: until the last step, at the pace of the last record.
     """
 
@@ -67,6 +68,7 @@ class View:
     why: str = ""
     start: float | None = None
     end: float | None = None
+    said: str = ""
 
     @property
     def ok(self) -> bool:
@@ -81,7 +83,7 @@ def look(sweep: Path, ticket: Ticket, seen: Seen) -> View:
     view.metric, view.best = facts.get("metric"), facts.get("best")
     view.total, view.step = facts.get("total_steps"), facts.get("steps")
     view.start, view.end = ticket.started or facts.get("start"), ticket.ended or facts.get("end")
-    said = str(facts.get("status", "created"))
+    said = view.said = str(facts.get("status", "created"))
     if seen.state == "waiting":
         view.state = "waiting"
     elif seen.state == "running":

@@ -179,7 +179,6 @@ def test_ids_are_those_of_the_array_and_files_are_in_run_json(tmp_path):
     about = json.loads((sweep / "2/run.json").read_text())["launcher"]
     assert about["files"] == [str(sweep.resolve() / ".slurm/000/2.out")]
     assert Path(about["script"]).is_file()
-    assert about["max_num_timeout"] is None
 
 
 def test_a_refusal_is_in_sbatchs_own_words_and_takes_back_what_was_accepted(tmp_path):
