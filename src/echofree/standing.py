@@ -25,6 +25,7 @@ COSTS = {
     "pesq": (4.5, 1.0),
     "sdr": (25.0, 0.0),
 }
+NEEDS_ECHO = ("true_erle", "pesq", "sdr")  # without an echo they tell how noisy the recording is
 ECHO = ("erle", "erle_late", "aecmos_echo", "true_erle")  # how much echo is gone
 SPEECH = (  # what happened to the talker
     "speech_survival", "near_gain", "level_change", "talk_level", "aecmos_deg", "pesq", "stoi", "estoi", "delay_ms"
@@ -43,12 +44,14 @@ def badness(row: Mapping[str, Any]) -> float:
 
 def _cost(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
     found = []
+    idle = row["scenario"] == "near_end"
     for name in names:
         value = row.get(name)
-        if name in COSTS and value is not None and math.isfinite(value):
-            good, bad = COSTS[name]
-            found.append(min(1.0, max(0.0, (value - good) / (bad - good))))
-    gain = row.get("near_gain")
+        if name not in COSTS or value is None or not math.isfinite(value) or (idle and name in NEEDS_ECHO):
+            continue
+        good, bad = COSTS[name]
+        found.append(min(1.0, max(0.0, (value - good) / (bad - good))))
+    gain = row.get("level_change") if idle and row.get("level_change") is not None else row.get("near_gain")
     if "near_gain" in names and gain is not None and math.isfinite(gain):
         found.append(min(1.0, abs(gain) / 20))
     return max(found) if found else None

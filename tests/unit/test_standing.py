@@ -21,6 +21,9 @@ def test_badness_by_hand():
     assert badness(row("x", aecmos_echo=5.0, speech_survival=0.4)) == pytest.approx(0.3)  # no echo, but muted
     assert badness(row("x", aecmos_echo=1.0, aecmos_deg=5.0)) == pytest.approx(0.5)
     assert badness(row("x", scenario="near_end", near_gain=-10.0)) == pytest.approx(0.5)
+    noisy = {"near_gain": 9.0, "sdr": 0.0, "pesq": 1.0}  # the recording's own noise: nothing was done to it
+    assert badness(row("x", scenario="near_end", level_change=0.0, **noisy)) == 0
+    assert badness(row("x", scenario="double_talk", **noisy)) == 1
     assert badness(row("x", erle=math.nan, problems=("silent",))) == 1
     assert badness(row("x")) == 0
 

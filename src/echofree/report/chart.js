@@ -141,7 +141,7 @@ class Chart {
       node("line", { x1: left, x2: width - right, y1: y, y2: y }, grid);
       node("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, grid, show(this.log ? Number((10 ** t).toPrecision(3)) : Number(t.toPrecision(6))));
     }
-    for (const t of ticks(range[0], range[1], Math.max(2, Math.floor(width / 110))))
+    for (const t of ticks(range[0], range[1], Math.max(3, Math.floor(width / 80))))
       node("text", { x: X(t), y: height - 7, "text-anchor": "middle" }, grid, show(t));
     const clip = "clip" + Chart.count++;
     node("rect", { x: left, y: 0, width: width - left - right, height: height - bottom + 2 }, node("clipPath", { id: clip }, node("defs", {}, svg)));

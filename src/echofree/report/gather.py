@@ -74,14 +74,15 @@ def run(folder: Path, name: str, kind: str) -> Run:
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """What sets the folders apart: their paths without the part that all share."""
-    if len(folders) == 1:
-        path = folders[0].resolve()
-        return [f"{path.parent.name}/{path.name}"]
-    whole = [str(folder.resolve()) for folder in folders]
-    above = os.path.commonpath(whole)
-    short = [os.path.relpath(path, above) for path in whole]
-    return [f"job {name}" if name.isdigit() else name for name in short]
+    """What sets the folders apart: the last two parts of their paths, more where that isn't enough; a sweep's jobs by
+    their number."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len(folders) > 1 and len({p[:-1] for p in parts}) == 1 and all(p[-1].isdigit() for p in parts):
+        return [f"job {p[-1]}" for p in parts]
+    count = 2
+    while count < max(map(len, parts)) and len({p[-count:] for p in parts}) < len(parts):
+        count += 1
+    return ["/".join(p[-count:]) for p in parts]
 
 
 def about(runs: Sequence[Run], kind: str) -> dict[str, Any]:
@@ -115,7 +116,8 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def name_systems(runs: Sequence[Run]) -> None:
-    """In a comparison every run's own system carries the run's name, and scores that mean different things are told."""
+    """In a comparison every run's own system carries the run's name, and scores that mean different things stand apart:
+    they get a name of their own, and a warning."""
     from echofree.scorefile import incomparable
 
     first: dict[str, tuple[Run, Mapping[str, Any]]] = {}
@@ -128,7 +130,12 @@ def name_systems(runs: Sequence[Run]) -> None:
                 first[name] = (r, protocol)
             elif keys := incomparable([first[name][1], protocol]):
                 text = f"scores of {name} can't be compared with those of {first[name][0]['name']}: "
-                r["warnings"].append({"kind": "scores", "text": text + f"{', '.join(keys)} differ"})
+                r["warnings"].append({"kind": "scores", "text": text + f"{', '.join(map(words, keys))} differ"})
+                evaluation["name"] = f"{name} of {r['name']}"
+
+
+def words(key: str) -> str:
+    return key.replace("_", " ")
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

@@ -116,7 +116,8 @@ class Player {
       }
       const found = this.buffers.map((b) => spectrogram(b.getChannelData(0)));
       const top = Math.max(...found.filter((_, i) => this.clip.signals[i].role !== "far").map((f) => f.top));
-      found.forEach((f, i) => paint(this.rows[i].canvas, f, this.clip.signals[i].role === "far" ? f.top : top));
+      // the far end has a level of its own; silence stays dark
+      found.forEach((f, i) => paint(this.rows[i].canvas, f, this.clip.signals[i].role === "far" ? Math.max(f.top, top - 40) : top));
       this.box.classList.add("loaded");
       this.clock.textContent = `0.0 / ${this.seconds().toFixed(1)} s`;
       this.box.querySelector(".axis").lastChild.textContent = this.seconds().toFixed(1) + " s";

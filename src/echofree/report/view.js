@@ -51,7 +51,7 @@ function commonFolder() {
   const parts = RUNS.map((r) => r.folder.split("/"));
   let n = 0;
   while (parts.every((p) => p[n] !== undefined && p[n] === parts[0][n])) n++;
-  return parts[0].slice(0, n).join("/") || RUNS[0].folder;
+  return parts[0].slice(0, n).join("/") || RUNS.map((r) => r.folder).join(", ");
 }
 
 function tile(name, value, note) {
@@ -128,7 +128,7 @@ function strip(columns, scenario, key) {
   const lows = found.map(([, m]) => m.low ?? m.mean), highs = found.map(([, m]) => m.high ?? m.mean);
   let low = Math.min(...lows), high = Math.max(...highs);
   if (high - low < 1e-9) { low -= 1; high += 1; }
-  const width = 150, height = 8 * found.length + 4, X = (v) => 5 + ((width - 10) * (v - low)) / (high - low);
+  const width = 96, height = 8 * found.length + 4, X = (v) => 5 + ((width - 10) * (v - low)) / (high - low);
   const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" });
   found.forEach(([c, m], i) => {
     const y = 6 + 8 * i;
@@ -199,7 +199,7 @@ function plane(columns) {
 }
 
 function speed(columns) {
-  const rows = [["rtf", "real-time factor, clips together", 3], ["rtf_stream", "real-time factor as a stream, one thread", 3], ["latency_ms", "latency, ms", 0]].filter(([k]) => columns.some((c) => c.system[k] !== null && c.system[k] !== undefined));
+  const rows = [["rtf", "real-time factor, clips together", 3], ["rtf_stream", "real-time factor hop by hop in torch, one thread", 3], ["latency_ms", "latency, ms", 0]].filter(([k]) => columns.some((c) => c.system[k] !== null && c.system[k] !== undefined));
   if (!rows.length) return null;
   return el("div", { class: "card" }, el("h3", {}, "Speed and latency"), el("div", { class: "scroll" }, el("table", { class: "scores" }, el("thead", {}, el("tr", {}, el("th"), columns.map((c) => el("th", { class: "num" }, el("i", { style: `background:${c.color}` }), c.label)))),
     el("tbody", {}, rows.map(([k, name, digits]) => el("tr", {}, el("th", {}, name), columns.map((c) => el("td", { class: "num" }, show(c.system[k], digits)))))))));
@@ -243,7 +243,7 @@ function clipTable(e) {
     const rows = [...e.clips].sort((a, b) => { const x = a[sort], y = b[sort]; if (x === null || y === null) return (x === null) - (y === null); return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1); });
     body.replaceChildren(...(all ? rows : rows.slice(0, 10)).map((c) => {
       const heard = document.getElementById(`clip-${e.name}-${c.name}`);
-      return el("tr", { class: c.problems ? "bad" : "" }, columns.map((k) => (k === "name" ? el("th", { title: c.problems || "" }, heard ? el("a", { href: "#" + heard.id }, "♪ ", c.name) : c.name, c.problems ? el("div", { class: "problem" }, c.problems) : null) : k === "scenario" ? el("td", {}, words(c[k])) : el("td", { class: "num" }, show(c[k], metric(k)[2])))));
+      return el("tr", { class: c.problems ? "bad" : "" }, columns.map((k) => (k === "name" ? el("th", { title: c.problems || "" }, heard ? el("a", { href: "#" + heard.id }, "♪ ", c.name) : c.name, c.problems ? el("div", { class: "problem" }, c.problems) : null) : k === "scenario" ? el("td", { class: "word" }, words(c[k])) : el("td", { class: "num" }, show(c[k], metric(k)[2])))));
     }));
     more.textContent = all ? "the first ten only" : `all ${e.clips.length}`;
     more.hidden = e.clips.length <= 10;
@@ -319,7 +319,8 @@ function timing() {
 
 function runTable() {
   if (!MANY) return null;
-  const varied = DATA.kind === "sweep" ? DATA.sweep.settings.map((s) => s.key) : DATA.differences.slice(0, 6).map((d) => d.key);
+  const typed = new Set(RUNS.flatMap((r) => Object.keys(r.settings)));
+  const varied = DATA.kind === "sweep" ? DATA.sweep.settings.map((s) => s.key) : DATA.differences.map((d) => d.key).filter((k) => typed.has(k)).slice(0, 6);
   const best = bestRun(), columns = ["run", "status", "best", "steps", "time", ...varied];
   const value = (r, k) => ({ run: r.name, status: r.status, best: r.best, steps: r.steps, time: r.seconds })[k] ?? (varied.includes(k) ? r.config[k] ?? null : null);
   let sort = "best", down = RUNS[0].mode === "max";
@@ -361,7 +362,7 @@ function effectPlot(s) {
   const xs = s.numeric ? points.map((p) => scale(p[0])) : [], x0 = Math.min(...xs), x1 = Math.max(...xs);
   const X = (v) => (even ? L + ((width - L - 12) * (kinds.indexOf(JSON.stringify(v)) + 0.5)) / kinds.length : L + 8 + ((width - L - 28) * (scale(v) - x0)) / (x1 - x0 || 1));
   const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": s.key }), grid = node("g", { class: "grid" }, svg);
-  for (const t of ticks(y0 - pad, y1 + pad, 3)) { node("line", { x1: L, x2: width - 8, y1: Y(t), y2: Y(t) }, grid); node("text", { x: L - 5, y: Y(t) + 4, "text-anchor": "end" }, grid, show(Number(t.toPrecision(4)))); }
+  for (const t of ticks(y0 - pad, y1 + pad, 5)) { node("line", { x1: L, x2: width - 8, y1: Y(t), y2: Y(t) }, grid); node("text", { x: L - 5, y: Y(t) + 4, "text-anchor": "end" }, grid, show(Number(t.toPrecision(4)))); }
   const labels = even ? s.levels.map((l) => l.value) : [Math.min(...points.map((p) => p[0])), Math.max(...points.map((p) => p[0]))];
   for (const v of labels) node("text", { x: X(v), y: height - 10, "text-anchor": "middle" }, grid, (typeof v === "string" ? v : JSON.stringify(v)).slice(0, 16));
   if (even) {

@@ -114,6 +114,7 @@ def test_a_comparison_tells_the_difference_and_what_cant_be_compared(tmp_path):
     scores["protocol"] |= {"align": "none", "clips": 8}
     path.write_text(json.dumps(scores))
     assert "can't be compared with those of a/1: clips, align differ" in texts(contents([a, b], False, 4)["runs"][1])
+    assert [r["evaluations"][0]["name"] for r in contents([a, b], False, 4)["runs"]] == ["test", "test of b/2"]
 
 
 def test_sounds_keep_to_the_budget_and_are_the_files(run_dir):
