@@ -380,7 +380,7 @@ function settings() {
     return [rows.length ? el("div", { class: "scroll card" }, el("table", { class: "facts" }, el("tbody", {}, rows.map(([k, v]) => el("tr", {}, el("th", {}, el("code", {}, k)), el("td", {}, el("code", {}, JSON.stringify(v)))))))) : el("p", { class: "dim" }, "Nothing: every setting has its default."), ...run.notes.map((n) => el("p", { class: "dim" }, n)), whole(run)];
   }
   const list = DATA.differences;
-  const table = el("div", { class: "scroll card" }, el("table", { class: "scores" }, el("thead", {}, el("tr", {}, el("th", {}, "setting"), RUNS.map((r) => el("th", {}, r.name)))), el("tbody", {}, list.map((d) => el("tr", {}, el("th", {}, el("code", {}, d.key)), d.values.map((v) => el("td", {}, el("code", {}, v === null || v === undefined ? "–" : JSON.stringify(v)))))))));
+  const table = el("div", { class: "scroll tall card" }, el("table", { class: "scores" }, el("thead", {}, el("tr", {}, el("th", {}, "setting"), RUNS.map((r) => el("th", {}, r.name)))), el("tbody", {}, list.map((d) => el("tr", {}, el("th", {}, el("code", {}, d.key)), d.values.map((v) => el("td", {}, el("code", {}, v === null || v === undefined ? "–" : JSON.stringify(v)))))))));
   if (DATA.kind === "sweep" && RUNS.length > 8) return [whole(bestRun(), "The best run's whole configuration")];
   return [list.length ? table : el("p", { class: "dim" }, "None: the runs have the same settings."), whole(bestRun(), "The best run's whole configuration")];
 }
