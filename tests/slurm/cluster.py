@@ -268,7 +268,10 @@ class Cluster:
         sock, data = FOLDER / "run/my.sock", f"--datadir={FOLDER}/db"
         words = ["--no-defaults", data, "--user=root", "--skip-test-db", "--skip-name-resolve"]
         words += ["--auth-root-authentication-method=socket"]
-        subprocess.run(["mariadb-install-db", *words], check=True, capture_output=True)
+        env = {**os.environ, "TMPDIR": str(FOLDER)}  # two clusters may start at once
+        done = subprocess.run(["mariadb-install-db", *words], env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"mariadb-install-db: {done.stdout}{done.stderr}")
         self.spawn(
             "mariadbd", "mariadbd", "--no-defaults", "--user=root", data, f"--socket={sock}",
             f"--pid-file={FOLDER}/run/my.pid", "--skip-networking", "--skip-log-bin", "--innodb-buffer-pool-size=32M",

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 PIPE = "ECHOFREE_GUARD"  # file descriptor on which the rank names its run directory
 TOLD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGCONT)
 END = signal.SIGHUP  # from the guard of a rank that failed to all others: end now. No core is written
-FIRST_S, LATER_S = 1.0, 4.0  # until a failed rank ends the others: for their last words; and when it isn't the first
+FIRST_S, LATER_S = 2.5, 5.0  # until a failed rank ends the others: for their last words; and when it isn't the first
+TRIES, SCANCEL_S = 5, 3.0
 MARGIN_S = 15.0  # before the time limit: for a blocked rank to be ended, and the job to be requeued
 BLOCKED_S = 25.0  # for a rank to come to the edge of a step when nobody knows when the time is over
 QUEUE_S = 40.0  # for rank 0 to have requeued the job; leaving before could end the job as failed
@@ -161,8 +162,8 @@ class Guard:
         number, _ = self.signals[0]
         if number != signal.SIGINT:
             _kill(self.child, number)
-        facts = states.facts_of(self.task.name) if self.task.rank == 0 else {}
-        self.stop = requeue.why(number, facts)
+        facts = states.facts_of(self.task.name, states.ask_deaf) if self.task.rank == 0 else {}
+        self.stop = requeue.why(number, facts, self.task.restart)
         if number in requeue.WARNINGS and self.stop in (Stop.timeout, Stop.preemption):
             left = _left_s(facts.get("EndTime", ""))
             wait = BLOCKED_S if left is None else max(left - MARGIN_S, 0.2 * left, 3.0)
@@ -181,8 +182,9 @@ class Guard:
             return self._go_on_later(early=by_signal and not self.blocked)
         if self.signals and self._is_victim(code):
             return self._go_on_later()  # of a rank that was asked to stop, too, and was blocked, or hadn't begun
-        if code < 0 and not self.ended_by_others:
-            self._note_killed(-code)
+        if not self.ended_by_others:
+            self._note_silent(code)
+        self._note_failed()
         self._end_the_others(code)
         return code if code > 0 else int(ExitCode.FAILED)
 
@@ -196,25 +198,34 @@ class Guard:
 
         return None if self.run_dir is None else RunDir(self.run_dir, is_first=False).first_failure()
 
-    def _note_killed(self, number: int) -> None:
-        """What a killed rank couldn't say."""
-        name = signal.Signals(number).name
-        text = f"rank {self.task.rank} was killed by signal {number} ({name})"
-        if number == signal.SIGKILL:
+    def _note_silent(self, code: int) -> None:
+        """What a rank couldn't say that was killed, or left by os._exit."""
+        rank = self.task.rank
+        if code > 0 and (self.run_dir is None or (self.run_dir / "logs" / f"error-rank{rank}.json").exists()):
+            return
+        text = f"rank {rank} ended with exit code {code} and without an error (os._exit in some library or dataset?)"
+        if code < 0:
+            text = f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name})"
+        if code == -signal.SIGKILL:
             memory = "the machine was out of memory (the kernel has just ended a process for that; see dmesg)"
             text += f": {memory if oom_kills() > self.oom_before else 'out of memory? see dmesg'}"
         elif self.run_dir is not None:
-            text += f": a crash in native code? the end of logs/rank{self.task.rank}.log may have its stack"
+            text += f": the end of logs/rank{rank}.log may say more"
         self._say(text)
-        if self.run_dir is None:
+        if self.run_dir is not None:
+            from echofree.rundir import RunDir
+
+            RunDir(self.run_dir, is_first=rank == 0).note_failure(rank, text, kind="killed", shown=True)
+
+    def _note_failed(self) -> None:
+        """Rank 0's guard, when its rank had no time to."""
+        if self.run_dir is None or self.task.rank != 0:
             return
         from echofree.rundir import RunDir
 
-        run = RunDir(self.run_dir, is_first=self.task.rank == 0)
-        failure = run.first_failure()
-        if failure is None or failure["kind"] in ("victim", "gone"):
-            run.note_failure(self.task.rank, text, kind="killed", shown=True)
-        run.note(status="failed", end=time.time(), error=run.first_failure())
+        run = RunDir(self.run_dir, is_first=True)
+        if run.facts["status"] in ("created", "running"):
+            run.note(status="failed", end=time.time(), error=run.first_failure())
 
     def _end_the_others(self, code: int) -> None:
         """All ranks of the step end soon, whatever they do and wherever they are. Who failed first goes first; the
@@ -223,12 +234,21 @@ class Guard:
             return
         failure = self._failure()
         first = code != ExitCode.USER if self.run_dir is None else failure is None or failure["rank"] == self.task.rank
-        late = FIRST_S if first or self.task.rank == 0 else LATER_S + min(0.05 * self.task.rank, 2.0)
-        end = time.monotonic() + late
+        late = FIRST_S if first or self.task.rank == 0 else LATER_S + min(0.05 * self.task.rank, 1.0)
+        self._wait_for_end(late)
+        words = ["scancel", f"--signal={END.name[3:]}", f"{self.task.job_id}.{self.task.step}"]
+        for _ in range(TRIES):
+            if self.ended_by_others:  # our own call reaches this task, too
+                return
+            _, out, error = states.ask_deaf(words, SCANCEL_S)
+            self._wait_for_end(1.0)
+        if not self.ended_by_others:
+            self._say(f"{' '.join(words)} has ended nothing: {(error or out).strip()}")
+
+    def _wait_for_end(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
         while time.monotonic() < end and not self.ended_by_others:
             time.sleep(POLL_S)
-        if not self.ended_by_others:
-            states.ask(["scancel", f"--signal={END.name[3:]}", f"{self.task.job_id}.{self.task.step}"], 5.0)
 
     def _go_on_later(self, early: bool = False) -> int:
         """Preempted or out of time: rank 0 sees to the next start, the others stay until it has."""
@@ -254,7 +274,7 @@ class Guard:
 
             run = RunDir(self.run_dir, is_first=True)
         if self.stop is None:
-            self.stop = requeue.why(None, states.facts_of(self.task.name))
+            self.stop = requeue.why(None, states.facts_of(self.task.name, states.ask_deaf), self.task.restart)
         said = self._why_not(run) or requeue.requeue(self.task)
         if run is not None:
             note(run, self.task, self.stop, said, self.blocked)

@@ -7,6 +7,7 @@ no question waits for longer than `limit_s`.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -63,8 +64,26 @@ class JobState:
 
 def ask(words: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, str, str]:
     """One command; never for longer than `limit_s`."""
+    return _ask(words, limit_s, None)
+
+
+def ask_deaf(words: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, str, str]:
+    """The same from inside a job, whose signals reach every process of it: they must not end the command halfway. A
+    scancel that signals a step of several nodes, itself included, would otherwise leave some of them out."""
+    return _ask(words, limit_s, deafen)
+
+
+def deafen() -> None:
+    """In the child, before the command."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _ask(words: Sequence[str], limit_s: float, before: Callable[[], None] | None) -> tuple[int, str, str]:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=limit_s)
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=limit_s, preexec_fn=before
+        )  # fmt: skip
     except FileNotFoundError:
         return -1, "", f"{words[0]}: no such command"
     except subprocess.TimeoutExpired:

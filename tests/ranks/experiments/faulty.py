@@ -18,6 +18,19 @@ SAMPLE_RATE = 16000
 NUM_SAMPLES = 1600
 
 
+def die_early() -> None:
+    """Before the ranks have met: what FAULTY_IMPORT says happens to the second task of a job."""
+    how = os.environ.get("FAULTY_IMPORT", "")
+    if how and os.environ.get("SLURM_PROCID") == "1":
+        Path(os.environ["FAULTY_FILE"]).touch()
+        if how == "raise":
+            raise RuntimeError("no sky at all")
+        os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(7)
+
+
+die_early()
+
+
 class FaultyModel(nn.Module):
     """Something happens in the forward pass of one rank and step.
 
@@ -42,7 +55,7 @@ class FaultyModel(nn.Module):
         if self.training:
             self.count += 1
             time.sleep(self.pace_s)
-            if int(os.environ.get("RANK", "0")) == self.rank:
+            if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))) == self.rank:
                 self.fail()
         est = self.net(torch.stack([mic, far], 1))[:, 0]  # [B, T]
         return {"est": est} if details else est
