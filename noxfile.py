@@ -67,6 +67,14 @@ def ranks(session: nox.Session) -> None:
 
 
 @nox.session
+def slurm(session: nox.Session) -> None:
+    """Jobs on a Slurm cluster of two nodes that comes and goes with the session (root, and Debian's slurm packages)."""
+    install(session, "-e", EVERYTHING)
+    words = ["-m", "slurm", "tests/slurm", *session.posargs]
+    session.run("python", "tests/slurm/cluster.py", "--", "python", "-m", "pytest", *words)
+
+
+@nox.session
 def slow(session: nox.Session) -> None:
     """What the default run leaves out."""
     pytest(session, "-m", "slow and not gpu")
