@@ -25,7 +25,7 @@ class Talks:
 
     sample_rate = RATE_HZ
 
-    def __init__(self, count: int = 9, seconds: float = 1.0, seed: int = 0):
+    def __init__(self, count: int = 9, seconds: float = 2.0, seed: int = 0):
         self.count, self.num_samples, self.seed = count, round(seconds * RATE_HZ), seed
 
     def __len__(self) -> int:
