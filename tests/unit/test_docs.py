@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from echofree.config import search
-from echofree.config.compose import compose
+from echofree.config.compose import Composer, compose, settings
 from echofree.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 README, TWIN = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
-DOCS = ["README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions.md"]
+DOCS = ["README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions.md", "docs/sweep.md"]
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -69,7 +69,8 @@ def test_train_words_compose(command: str, tmp_path: Path, monkeypatch: pytest.M
     write_files(tmp_path)
     words = [re.sub(r"/path/to/[\w/]+", str(tmp_path), word) for word in verb_of(command)[1]]
     if words[:1] == ["-m"]:
-        words = [word.split(",")[0] for word in words[1:]]
+        assert settings(words[1:], Composer(), multirun=True)[2] == []
+        words = [word.split(",")[0] for word in words[1:] if not word.startswith("hydra")]
     if any(word.startswith("resume=outputs") for word in words):
         pytest.skip("names a run that only a reader has")
     compose(words)

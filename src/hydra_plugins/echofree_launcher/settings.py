@@ -3,7 +3,7 @@
 No `from __future__ import annotations`: Hydra loads plugins in a way in which dataclasses couldn't resolve them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -26,7 +26,10 @@ class LocalSettings:
 
 @dataclass
 class SlurmSettings(SlurmQueueConf):
-    """hydra/launcher=slurm: the keys of submitit_slurm under their names, and these."""
+    """hydra/launcher=slurm: the keys of submitit_slurm under their names, and these.
+
+    Mappings are null by default, since Hydra lets nobody put a key into an empty one.
+    """
 
     _target_: str = "hydra_plugins.echofree_launcher.launchers.SlurmLauncher"
     submitit_folder: str = "${hydra.sweep.dir}/.slurm"  # for job scripts and what SLURM writes
@@ -42,7 +45,8 @@ class SlurmSettings(SlurmQueueConf):
     mail_type: str | None = None
     mail_user: str | None = None
     wckey: str | None = None
-    by_model: dict[str, Any] = field(default_factory=dict)  # of jobs with that model: {base: {nodes: 4}}
+    additional_parameters: Any = None  # any other option of sbatch, such as {reservation: night}
+    by_model: Any = None  # of jobs with that model: {base: {nodes: 4}}
     on_failure: str = "continue"  # continue | stop: what still waits is cancelled after the first failure
     on_interrupt: str = "ask"  # what Ctrl-C does to the jobs: ask | leave | cancel
     detach: bool = False  # return once the jobs are submitted; python -m echofree.sweep DIR watches
