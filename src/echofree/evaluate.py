@@ -115,7 +115,7 @@ def run(words: Words) -> None:
     about = protocol_of(words, what, config, source, rows, metrics, rate_hz, hasattr(dataset, "stretch"))
     write_scores(out, rows, summary, about, names)
     print(table(summary, names))
-    tell(rows, summary, out)
+    tell(rows, summary, out, run_or(out))
     for name in [main_name, *rivals]:
         own = [row for row in rows if row["system"] == name]
         if own and all(row["problems"] for row in own):
@@ -290,6 +290,18 @@ def output_folder(words: Words, config: Mapping[str, Any]) -> Path:
     except OSError as error:
         raise ConfigError(f"out={out}: can't be made ({error.strerror}). Give another folder with out=") from error
     return out
+
+
+def run_or(out: Path) -> Path:
+    """The run directory when `out` lies in one's evaluate/, else `out`."""
+    above = (folder.parent for folder in out.parents if folder.name == "evaluate")
+    return next((folder for folder in above if is_run(folder)), out)
+
+
+def is_run(folder: Path) -> bool:
+    from echofree.rundir import RUN
+
+    return (folder / RUN).is_file()
 
 
 def build_metrics(names: Sequence[str], rate_hz: int, aecmos_cut: str, align: bool = True) -> list[ClipMetric]:

@@ -54,8 +54,12 @@ def _cell(numbers: Mapping[str, Any] | None) -> str:
     return text if numbers["valid"] else f"({text})"
 
 
-def tell(rows: Sequence[Row], summary: Mapping[str, Any], out: Path) -> None:
-    """What the table needs to be read right, and where the files are."""
+def tell(rows: Sequence[Row], summary: Mapping[str, Any], out: Path, page: Path | None = None) -> None:
+    """What the table needs to be read right, and where the files are.
+
+    Args:
+        page: the folder of which a report can be made, when that has to be said.
+    """
     for system, about in summary.items():
         for flag in about["flags"] if system != "mic" else ():
             warn(f"{system}: {flag}")
@@ -67,3 +71,5 @@ def tell(rows: Sequence[Row], summary: Mapping[str, Any], out: Path) -> None:
     if any(row["problems"] for row in rows):
         print("n! = n clips whose output is invalid and not in the mean; (x) = doesn't count, the near end is muted")
     print(f"wrote {out / 'scores.csv'} and {out / 'scores.json'}")
+    if page is not None:
+        print(f"to read and to hear it: python -m echofree.report {page}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from echofree.live import TorchLive
 
-MAX_S = 5.0
+MAX_S = 3.0
 
 
 def stream_speed(models: Mapping[str, Any], mic: np.ndarray, far: np.ndarray) -> dict[str, dict[str, float | None]]:

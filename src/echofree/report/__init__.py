@@ -16,7 +16,7 @@ from echofree.errors import ConfigError, UserError
 from echofree.verb import Key, help_asked, parse, report, show_help
 
 KEYS = {
-    "runs": Key("none", "run directories or folders of runs, a,b,c; also typed without runs="),
+    "runs": Key("none", "run directories, folders of runs, or what evaluate wrote, a,b,c; also typed without runs="),
     "out": Key("auto", "the file; auto: report.html in the run or sweep directory, for several here"),
     "audio_mb": Key("4", "of sound in the page, the worst clips first; null: none"),
 }
@@ -103,6 +103,7 @@ def run_folders(places: Sequence[Path]) -> tuple[list[Path], bool]:
     Raises:
         ConfigError: nothing given, a place that isn't there or holds no run, too many.
     """
+    from echofree.report.gather import SCORES
     from echofree.rundir import RUN
     from echofree.runs import find
 
@@ -113,6 +114,8 @@ def run_folders(places: Sequence[Path]) -> tuple[list[Path], bool]:
     problems, found = [], []
     for place in places:
         below = [Path(folder) for folder in find(place)] if place.is_dir() else []
+        if not below and (place / SCORES).is_file():  # an evaluation without a run: other programs, the linear filter
+            below = [place]
         if not below:
             what = "there is no run in it" if place.is_dir() else "there is no such folder"
             problems.append(f"runs={place}: {what}. Give a directory with {RUN}, or one above such")

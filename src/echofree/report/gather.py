@@ -21,6 +21,7 @@ from echofree.standing import BOTH, ECHO, SPEECH
 
 Run = dict[str, Any]
 
+SCORES = "scores.json"
 WHEN = "%Y-%m-%d %H:%M"
 MAX_POINTS = 900  # of a curve
 MAX_CLIPS = 400  # rows of a table of clips
@@ -43,9 +44,9 @@ def run(folder: Path, name: str, kind: str) -> Run:
     """
     warnings: list[dict[str, str]] = []
     facts = _json(folder / RUN, warnings) or {}
-    config = _config(folder / CONFIG, warnings)
+    config = _config(folder / CONFIG, warnings) if facts else {}
     records = _records(folder / METRICS, warnings)
-    said = truth(folder, facts) if "status" in facts else "unreadable"
+    said = truth(folder, facts) if "status" in facts else "scores" if (folder / SCORES).is_file() else "unreadable"
     evaluations = _evaluations(folder, warnings, with_clips=kind != "sweep")
     found: Run = {
         "name": name,
@@ -241,9 +242,10 @@ def _last_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _evaluations(folder: Path, warnings: list[dict[str, str]], with_clips: bool) -> list[dict[str, Any]]:
-    """Every scores.json below evaluate/, `test` (the training's own) first."""
+    """Every scores.json below evaluate/, `test` (the training's own) first; or the folder's own."""
     found = []
-    files = sorted((folder / "evaluate").glob("**/scores.json"), key=lambda p: (p.parent.name != "test", str(p)))
+    files = sorted((folder / "evaluate").glob(f"**/{SCORES}"), key=lambda p: (p.parent.name != "test", str(p)))
+    files += [path for path in [folder / SCORES] if path.is_file()]
     for path in files:
         scores = _json(path, warnings)
         if not scores or "systems" not in scores:

@@ -62,8 +62,8 @@ function tiles() {
   const run = MANY ? bestRun() : RUNS[0];
   if (!run) return null;
   const box = el("div", { class: "tiles" });
-  box.append(tile(MANY ? `best ${words(run.metric)}` : `best ${words(run.metric)} (validation)`, show(run.best), MANY ? run.name : null));
-  if (!MANY) box.append(tile("length", `${show(run.steps)} steps`, duration(run.seconds)));
+  if (run.best !== null) box.append(tile(MANY ? `best ${words(run.metric)}` : `best ${words(run.metric)} (validation)`, show(run.best), MANY ? run.name : null));
+  if (!MANY && run.steps) box.append(tile("length", `${show(run.steps)} steps`, duration(run.seconds)));
   for (const [scenario, key] of [["far_end", "erle_late"], ["double_talk", "aecmos_echo"], ["double_talk", "aecmos_deg"], ["double_talk", "sdr"], ["double_talk", "speech_survival"], ["near_end", "level_change"]]) {
     const evaluation = run.evaluations[0];
     const of = (system) => evaluation && evaluation.systems[system] && evaluation.systems[system].scenarios[scenario] && evaluation.systems[system].scenarios[scenario].metrics[key];
@@ -311,8 +311,8 @@ function timing() {
     const s = series("train", k).map((s) => ({ ...s, name: MANY ? s.name : name }));
     if (s.length) new Chart(box, { title: name, unit, series: s, height: 160 }, group);
   }
-  const rows = MANY ? [] : [["wall clock", duration(RUNS[0].seconds)], ["peak memory by rank", RUNS[0].facts.peak_mem_mb ? RUNS[0].facts.peak_mem_mb.join(", ") + " MB" : null], ["run directory", `${RUNS[0].size_mb} MB`]];
-  return box.children.length || rows.length ? [MANY ? null : facts(rows), box.children.length ? box : null] : [];
+  const rows = MANY || !RUNS[0].facts.id ? [] : [["wall clock", duration(RUNS[0].seconds)], ["peak memory by rank", RUNS[0].facts.peak_mem_mb ? RUNS[0].facts.peak_mem_mb.join(", ") + " MB" : null], ["run directory", `${RUNS[0].size_mb} MB`]];
+  return box.children.length || rows.length ? [rows.length ? facts(rows) : null, box.children.length ? box : null] : [];
 }
 
 // ---- settings -----------------------------------------------------------------------------------------------------
@@ -377,6 +377,7 @@ function effectPlot(s) {
 function settings() {
   if (!MANY) {
     const run = RUNS[0], rows = Object.entries(run.settings);
+    if (!run.facts.id) return [];
     return [rows.length ? el("div", { class: "scroll card" }, el("table", { class: "facts" }, el("tbody", {}, rows.map(([k, v]) => el("tr", {}, el("th", {}, el("code", {}, k)), el("td", {}, el("code", {}, JSON.stringify(v)))))))) : el("p", { class: "dim" }, "Nothing: every setting has its default."), ...run.notes.map((n) => el("p", { class: "dim" }, n)), whole(run)];
   }
   const list = DATA.differences;
@@ -393,11 +394,11 @@ function whole(run, title) {
 }
 
 function world() {
-  return RUNS.slice(0, MANY && DATA.kind === "sweep" ? 1 : 12).map((r) => {
+  return RUNS.filter((r) => r.facts.id).slice(0, MANY && DATA.kind === "sweep" ? 1 : 12).map((r) => {
     const f = r.facts, w = f.world || {}, m = f.machine || {};
     const rows = [["command", el("code", {}, f.command || "–")], ["id", f.id], ["model", r.model], ["ranks", w.size ? `${w.size} on ${[...new Set(w.hosts || [])].join(", ")}; back end ${w.backend}; found from: ${w.source}` : null], ["device", w.device ? `${w.device}, ${w.threads} thread(s) per rank` : null],
       ["step", f.step_size ? `${f.step_size.batch_size} clips × ${f.step_size.data_size} × ${f.step_size.accumulation} = ${f.step_size.global_batch} clips` : null], ["machine", m.host ? `${m.host}: ${m.cpu}, ${m.cpus} cores, ${Math.round((m.memory_mb || 0) / 1024)} GB${m.driver ? ", " + m.driver : ""}` : null], ["system", f.platform ? `${f.platform}, Python ${f.python}` : null],
-      ["code", f.git_commit ? `${f.git_commit.slice(0, 12)}${f.patch ? " with uncommitted changes" : ""}, digest ${f.code_digest}` : `digest ${f.code_digest}`], ["packages", Object.entries(f.packages || {}).map(([k, v]) => `${k} ${v}`).join(", ")], ["seed", f.seed], ["data", f.data_fingerprint ? `fingerprint ${f.data_fingerprint}` : null],
+      ["code", f.git_commit ? `${f.git_commit.slice(0, 12)}${f.patch ? " with uncommitted changes" : ""}, digest ${f.code_digest}` : f.code_digest ? `digest ${f.code_digest}` : null], ["packages", Object.entries(f.packages || {}).map(([k, v]) => `${k} ${v}`).join(", ")], ["seed", f.seed], ["data", f.data_fingerprint ? `fingerprint ${f.data_fingerprint}` : null],
       ["environment", Object.entries(f.environment || {}).map(([k, v]) => `${k}=${v}`).join(" ")], ["start", f.start ? new Date(1000 * f.start).toLocaleString() : null], ["parent run", f.parent_run]];
     const table = facts(rows);
     const exports = r.exports.length ? el("div", { class: "scroll card narrow" }, el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ["export", "verdict", "MB", "largest difference"].map((h, i) => el("th", { class: i > 1 ? "num" : "" }, h)))), el("tbody", {}, r.exports.map((x) => el("tr", {}, el("th", {}, x.target), el("td", { class: x.verdict === "agrees" ? "good" : "bad" }, x.verdict), el("td", { class: "num" }, show(x.size_mb)), el("td", { class: "num" }, show(x.max))))))) : null;

@@ -164,6 +164,16 @@ def test_the_verb_writes_where_it_says(run_dir, tmp_path, capsys, monkeypatch):
     assert "wrote report.html" in capsys.readouterr().out
 
 
+def test_an_evaluation_without_a_run_has_a_page(run_dir, capsys):
+    folder = run_dir / "evaluate" / "test"
+    assert main([str(folder)]) == 0
+    shown = contents([folder], False, 4)
+    assert (shown["kind"], shown["runs"][0]["status"]) == ("run", "scores")
+    assert [e["own"] for e in shown["runs"][0]["evaluations"]] == ["model"]
+    assert len(shown["sounds"]["clips"]) == 4
+    assert "can't be read" not in texts(shown["runs"][0])
+
+
 def test_the_page_stands_alone(run_dir):
     text = write_report([run_dir]).read_text()
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
