@@ -26,7 +26,7 @@ from echofree.errors import (
     UserError,
 )
 from echofree.process import num_cores
-from echofree.slurm import again, guard
+from echofree.slurm import again, env, guard
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
+    if _is_follower(words):
+        return _follow()
     from echofree.config.compose import main_config, report
 
     try:
@@ -231,11 +233,32 @@ def _work_as_rank(composed: Composed, world: World) -> int:
     return found if isinstance(found, int) else _work_joined(found, world, parts)
 
 
-def work_in_step(config: Any, run_dir: Path) -> int:
+def _is_follower(words: Sequence[str]) -> bool:
+    """Whether this is a task of srun that needs no config of its own: rank 0 composes and decides. Thousands of ranks
+    that compose the same would only find out whether their files are the same."""
+    task = env.found_in(os.environ)
+    if task is None or task.rank == 0 or "RANK" in os.environ:
+        return False
+    return not any(word.startswith(("-", "dist.rendezvous=")) for word in words)
+
+
+def _follow() -> int:
+    """A rank above 0 of a SLURM step. -> its exit code"""
+    from echofree.dist.world import found_in
+
+    found = _agree(None, world := found_in(os.environ))
+    return found if isinstance(found, int) else _work_joined(found, world)
+
+
+def work_in_step(run_dir: Path) -> int:
     """One task of a job whose run directory was prepared at its submission. -> its exit code"""
+    from echofree.config import frozen
     from echofree.dist.world import found_in
 
     world = found_in(os.environ)
+    if world.size > 1 and world.rank > 0:
+        return _follow()
+    config = frozen.load(run_dir)
     if world.size == 1:
         ended = again.begin_or_again(run_dir, num_ranks(config))
         guard.tell(run_dir)
@@ -249,22 +272,25 @@ def work_in_step(config: Any, run_dir: Path) -> int:
     return found if isinstance(found, int) else _work_joined(found, world)
 
 
-def _agree(config: Any, world: World, decide: Callable[[], Path | int]) -> Path | int:
-    """Meets the other ranks; rank 0 decides where the run is. -> that, or the exit code when there is nothing to run"""
-    from echofree.slurm import env
+def _agree(config: Any, world: World, decide: Callable[[], Path | int] | None = None) -> Path | int:
+    """Meets the other ranks; rank 0 decides where the run is. -> that, or the exit code when there is nothing to run
 
+    Args:
+        config: of this rank; a rank above 0 of a SLURM step has none.
+    """
     try:
-        if world.task is not None and world.source == "slurm":
-            env.check(config.dist, world.task)
-        if config.dist.max_restarts:
+        if config is not None and config.dist.max_restarts:
             raise ConfigError(
                 f"dist.max_restarts={config.dist.max_restarts} is for ranks that EchoFree starts itself; "
                 "torchrun has --max-restarts, SLURM requeues. Leave it out"
             )
-        _join(config.dist, world, _device(config.train.device, world))
+        if world.source == "slurm":
+            _join_step(config, world)
+        else:
+            _join(config.dist, world, _device(config.train.device, world))
         # a user error of rank 0 must reach all, or the others would wait for its decision
         answer: Any = None
-        if world.is_first:
+        if world.is_first and decide is not None:
             try:
                 answer = decide()
             except UserError as error:
@@ -278,6 +304,28 @@ def _agree(config: Any, world: World, decide: Callable[[], Path | int]) -> Path 
         return int(error.exit_code)
     found: Path | int = answer
     return found
+
+
+def _join_step(config: Any, world: World) -> None:
+    """The ranks that srun has started: rank 0 says what holds."""
+    from echofree.dist import step
+    from echofree.dist.world import check_interface, choose_backend, join
+
+    assert world.task is not None
+    if config is None:
+        world.met, settings = step.follow(world.task)
+    else:
+        dist = config.dist
+        env.check(dist, world.task)
+        check_interface(dist.interface)
+        settings = step.Settings(
+            dist.backend.value, dist.interface, dist.init_method, dist.timeout_s, dist.start_timeout_s,
+            config.train.device,
+        )  # fmt: skip
+        world.met = step.lead(world.task, settings)
+    device = _device(settings.device, world)
+    backend = choose_backend(settings.backend, device)
+    join(world, backend, device, settings.start_timeout_s, settings.timeout_s, settings.init_method)
 
 
 def _work_joined(run_dir: Path, world: World, parts: Parts | None = None) -> int:
@@ -431,7 +479,10 @@ def build(config: Any) -> Parts:
         from echofree.export.after import check_model
 
         check_model(model)
-    return Parts(source, model, build_task(config))
+    task = build_task(config)
+    if hasattr(task, "check_model"):
+        task.check_model(model)
+    return Parts(source, model, task)
 
 
 def check_fit(config: Any, model: torch.nn.Module, size: int) -> None:
@@ -536,7 +587,7 @@ def run_config(
             "size": world.size, "hosts": world.hosts, "backend": world.backend, "source": world.source,
             "device": str(device), "threads": torch.get_num_threads(),
         },
-        step_size=size.note(), total_steps=loop.total_steps,
+        step_size=size.note(), total_steps=loop.total_steps, **(task.facts() if hasattr(task, "facts") else {}),
     )  # fmt: skip
     if world.is_first:
         banner(config, run, world, device, about, source, plan, loop)

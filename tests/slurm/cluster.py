@@ -29,7 +29,7 @@ from typing import NoReturn
 
 NET = "10.77.0"
 HEAD = f"{NET}.1"
-INSIDE = "ECHOFREE_TEST_CLUSTER"
+INSIDE = "CLUSTER_INSIDE"
 FOLDER = Path("/run/cluster")  # on a tmpfs of our own: where flushing is free MariaDB starts five times as fast
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct")

@@ -96,6 +96,9 @@ class Fsdp:
     def part(self, named: State) -> State:
         return shard.part(named, self.leaves.sources)
 
+    def pieces(self, named: State) -> State:
+        return shard.pieces(named, self.leaves.sources)
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return {"state": shard.each_tensor(shard.named_state(optimizer, self.leaves.named), self.gather)}
 

@@ -326,6 +326,9 @@ class Pipeline:
     def part(self, named: State) -> State:
         return {name: tensor for name, tensor in named.items() if name in self._named}
 
+    def pieces(self, named: State) -> State:
+        return named  # whole, each on one rank
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         own = shard.named_state(optimizer, self._named)
         flat = {f"{name} {key}": value for name, values in own.items() for key, value in values.items()}

@@ -119,6 +119,23 @@ def part(named: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> dict[str
     }
 
 
+def pieces(named: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Local tensors, each cut like the weight of its name, as tensors that know their place in the whole, in the same
+    memory. No exchange."""
+    return {
+        name: placed(tensor, like) if is_sharded(like := sources[name]) and tensor.dim() == like.dim() else tensor
+        for name, tensor in named.items()
+    }
+
+
+def placed(part: Tensor, like: DTensor) -> Tensor:
+    """`part` as the shard of a tensor that is cut as `like` is. Shards that were moved to main memory stay there, which
+    torch's own from_local wouldn't let them."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(part, like._spec, requires_grad=False)  # type: ignore[call-arg]
+
+
 def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copies whole tensors into a model of which this rank holds a part.
 

@@ -3,18 +3,20 @@
 The ports to try follow from the job's identity (id, step, number of requeues), below the range that the kernel hands
 out. Rank 0 takes the first that is free and writes the identity into its store; the others knock at its node, and go by
 whoever answers with another identity: two jobs at one port never meet. A node's ranks talk over the interface that
-leads to the meeting point.
+leads to the meeting point. Rank 0 also says which `dist` holds: the others need no config of their own to come.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import random
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -28,25 +30,62 @@ from echofree.slurm.env import Task
 log = logging.getLogger("echofree")
 
 PORTS, NUM_PORTS = range(20000, 32000), 8
-KEY, WAY = "echofree/identity", "echofree/way"
+KEY, WAY, SETTINGS = "echofree/identity", "echofree/way", "echofree/settings"
+LIMIT_S = 600.0  # before rank 0 has said what dist.start_timeout_s is
 CONNECT_S, ANSWER_S = 2.0, 4.0
 POLL_S = 0.05
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
 
 
-def meet(task: Task, environ: Mapping[str, str], limit_s: float) -> Any:
-    """The store of this step, reached by every rank; sets the interface of gloo and NCCL unless the user has.
+@dataclass(frozen=True)
+class Settings:
+    """What a rank has to know to join, said by rank 0.
+
+    Attributes:
+        device: `train.device`; the others are keys of `dist`.
+    """
+
+    backend: str
+    interface: str | None
+    init_method: str
+    timeout_s: float
+    start_timeout_s: float
+    device: str
+
+
+def lead(task: Task, settings: Settings) -> Any:
+    """Rank 0's part. -> the store
+
+    Raises:
+        EchoFreeError: no free port.
+    """
+    store, address = _serve(task, os.environ, settings.start_timeout_s)
+    store.set(SETTINGS, json.dumps(asdict(settings)))
+    _use_interface(task, settings, store, address, time.monotonic() + settings.start_timeout_s)
+    return store
+
+
+def follow(task: Task, limit_s: float = LIMIT_S) -> tuple[Any, Settings]:
+    """The others' part. -> (the store, what rank 0 says)
 
     Raises:
         ConfigError: the first node's name leads nowhere.
-        EchoFreeError: no free port, or nobody answered in time.
+        EchoFreeError: rank 0 didn't answer in time.
     """
     end = time.monotonic() + limit_s
-    store, address = _serve(task, environ, limit_s) if task.rank == 0 else _knock(task, environ, end, limit_s)
-    if INTERFACE not in environ:
+    store, address = _knock(task, os.environ, end, limit_s)
+    settings = Settings(**json.loads(store.get(SETTINGS)))
+    _use_interface(task, settings, store, address, end)
+    return store, settings
+
+
+def _use_interface(task: Task, settings: Settings, store: Any, address: str, end: float) -> None:
+    """`dist.interface`, else what the user has exported, else the one that leads to the others."""
+    if settings.interface is not None:
+        os.environ[INTERFACE] = os.environ["NCCL_SOCKET_IFNAME"] = settings.interface
+    elif INTERFACE not in os.environ:
         _use_way(task, store, address, end)
-    return store
 
 
 def ports(task: Task, environ: Mapping[str, str]) -> list[int]:

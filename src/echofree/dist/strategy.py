@@ -106,6 +106,9 @@ class Single:
     def part(self, named: State) -> State:
         return named
 
+    def pieces(self, named: State) -> State:
+        return named
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return {"state": shard.named_state(optimizer, self._named)}
 
@@ -173,6 +176,9 @@ class Ddp:
         return named
 
     def part(self, named: State) -> State:
+        return named
+
+    def pieces(self, named: State) -> State:
         return named
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

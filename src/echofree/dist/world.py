@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from echofree.dist import step
 from echofree.errors import ConfigError, EchoFreeError
 from echofree.process import exists
 from echofree.slurm import env as slurm
@@ -54,6 +53,7 @@ class World:
     pids: list[int] = field(default_factory=lambda: [os.getpid()])
     job_id: str = ""
     task: slurm.Task | None = None
+    met: Any = None  # the store of the step, where srun has started the ranks
     control: Any = None  # gloo process group; None in a world of one
     store: Any = None  # a connection to the meeting point for the watchdog alone; None in a world of one
 
@@ -166,17 +166,14 @@ def join(
     """
     if world.size == 1:
         return world
-    _check_interface(os.environ.get(INTERFACE))
+    check_interface(os.environ.get(INTERFACE))
     method = "env://" if init_method == "auto" else init_method
     limit = timedelta(seconds=start_timeout_s)
     try:
-        if world.source == "slurm" and method == "env://":
-            assert world.task is not None
-            store = step.meet(world.task, os.environ, start_timeout_s)
+        if world.met is not None and method == "env://":
+            store = world.met
         else:
             store, _, _ = next(rendezvous(method, world.rank, world.size, timeout=limit))
-    except EchoFreeError:
-        raise
     except Exception as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if method == "env://" else method
         raise EchoFreeError(
@@ -208,7 +205,7 @@ def join(
 def use_interface(asked: str | None, world: World) -> None:
     """`dist.interface`, for gloo and NCCL of this process. Ranks that EchoFree started have theirs from the launcher,
     which knows the other machines."""
-    if asked is not None and world.source in ("torchrun", "slurm"):
+    if asked is not None and world.source == "torchrun":
         os.environ[INTERFACE] = os.environ["NCCL_SOCKET_IFNAME"] = asked
 
 
@@ -245,7 +242,7 @@ def _check_same_job(store: Any, world: World, start_timeout_s: float) -> None:
         raise EchoFreeError(f"more than {world.size} ranks joined job {mine!r}: a second start uses the same port")
 
 
-def _check_interface(asked: str | None) -> None:
+def check_interface(asked: str | None) -> None:
     """gloo's own message for a wrong interface names neither the variable nor what would be right.
 
     Raises:

@@ -24,11 +24,10 @@ def main() -> int:
 
 def work(run_dir: Path) -> int:
     """-> the exit code of this rank"""
-    from echofree.config import frozen
     from echofree.train import work_in_step
 
     try:
-        return work_in_step(frozen.load(run_dir), run_dir)
+        return work_in_step(run_dir)
     except UserError as error:
         print(error, file=sys.stderr, flush=True)
         return int(error.exit_code)

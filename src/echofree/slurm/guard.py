@@ -234,7 +234,10 @@ class Guard:
             return
         failure = self._failure()
         first = code != ExitCode.USER if self.run_dir is None else failure is None or failure["rank"] == self.task.rank
-        late = FIRST_S if first or self.task.rank == 0 else LATER_S + min(0.05 * self.task.rank, 1.0)
+        if code == ExitCode.USER and self.task.rank == 0:
+            late = 0.0  # the others only wait for it
+        else:
+            late = FIRST_S if first else LATER_S + min(0.05 * self.task.rank, 1.0)
         self._wait_for_end(late)
         words = ["scancel", f"--signal={END.name[3:]}", f"{self.task.job_id}.{self.task.step}"]
         for _ in range(TRIES):
