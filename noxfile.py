@@ -111,3 +111,5 @@ def build(session: nox.Session) -> None:
         session.run(python, "-m", "echofree.train", "--cfg", "job", external=True)
         session.run(str(fresh / "bin" / "echofree"), "train", "--help", external=True)
         session.run(python, "-m", "echofree.train", "debug=quick", *SMALL, external=True)
+        sweep = ["-m", "seed=0,1", "hydra/launcher=local", "hydra.launcher.snapshot=true"]
+        session.run(python, "-m", "echofree.train", *sweep, "debug=quick", *SMALL, external=True)

@@ -52,6 +52,11 @@ def launch(
             "hydra.launcher.detach=true: this sweeper needs the result of each job before it can name the next. Type: "
             "hydra.launcher.detach=false (Ctrl-C leaves the jobs running)"
         )
+    if kind == "slurm" and settings["detach"] and settings["on_failure"] == "stop":
+        raise ConfigError(
+            "hydra.launcher.on_failure=stop: with hydra.launcher.detach=true nobody is there to see a failure and "
+            "cancel the others. Type: hydra.launcher.detach=false, or hydra.launcher.on_failure=continue"
+        )
     jobs = [one_job(kind, context, config, task, list(words), first + i) for i, words in enumerate(job_overrides)]
     try:
         done = start(kind, jobs, Path(str(config.hydra.sweep.dir)), settings)

@@ -73,11 +73,23 @@ def with_hydra(flags: Flags, composer: Composer, run_job: RunJob | None, check_s
         goes_on = Path(str(config.hydra.sweep.dir)).is_dir()
         jobs = job_combinations([word for word in right if not (goes_on and word.key_or_group == "resume_allow")])
         problems += _job_problems(jobs, composer, launcher, check_signatures and not problems)
+    problems += _direction_problems(config)
     if problems or run_job is None:
         raise ConfigError(problems)
     if not any(word.key_or_group == "hydra.sweep.dir" for word in right):
         words.append(f"hydra.sweep.dir='{own_folder(Path(str(config.hydra.sweep.dir)))}'")
     return _run(composer, words, run_job, without_hydra(composer.base(())))
+
+
+def _direction_problems(config: DictConfig) -> list[str]:
+    """Whether a sweeper that searches, such as Optuna's, looks for what `checkpoint.mode` calls better."""
+    direction = config.hydra.sweeper.get("direction")
+    wanted = {"min": "minimize", "max": "maximize"}[config.checkpoint.mode.value]
+    said = getattr(direction, "name", direction)
+    if not isinstance(said, str) or said == wanted:
+        return []
+    what = f"checkpoint.metric={config.checkpoint.metric} (checkpoint.mode={config.checkpoint.mode.value})"
+    return [f"hydra.sweeper.direction={said} would look for the worst {what}. Type: hydra.sweeper.direction={wanted}"]
 
 
 def own_folder(wanted: Path) -> Path:

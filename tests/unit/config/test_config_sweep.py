@@ -23,3 +23,18 @@ def test_the_combinations_are_those_of_hydra_in_its_order():
     ours = job_combinations(right)
     assert len(ours) == 12
     assert [sorted(job) for job in ours] == [sorted(job) for job in batch]
+
+
+def test_a_search_must_look_for_the_better():
+    from omegaconf import OmegaConf
+
+    from echofree.config.schema import Mode
+    from echofree.config.sweep import _direction_problems
+
+    def told(direction: str | None, mode: Mode) -> list[str]:
+        hydra = {"sweeper": {} if direction is None else {"direction": direction}}
+        return _direction_problems(OmegaConf.create({"hydra": hydra, "checkpoint": {"mode": mode, "metric": "erle"}}))
+
+    assert told(None, Mode.max) == told("minimize", Mode.min) == told("maximize", Mode.max) == []
+    (text,) = told("minimize", Mode.max)
+    assert text.endswith("Type: hydra.sweeper.direction=maximize")

@@ -148,5 +148,41 @@ def test_ctrl_c_follows_the_policy(tmp_path, capsys, policy, cancelled):
     assert f"python -m echofree.sweep {sweep}" in capsys.readouterr().err
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_the_table_is_redrawn_and_what_is_told_stays():
+    out, now = Terminal(), [0.0]
+    screen = follow.Screen(out, lambda: now[0])
+    screen.show([view(0, "running"), view(1, "waiting")])
+    first = out.getvalue()
+    assert first.count("\n") == 3
+    screen.show([view(0, "running"), view(1, "waiting")])
+    assert out.getvalue() == first  # nothing new within a second
+    now[0] = 1.5
+    screen.show([view(0, "running"), view(1, "waiting")])
+    assert out.getvalue()[len(first) :].startswith("\x1b[3F\x1b[J")  # up over the three lines, and away with them
+    screen.write("job 0 failed")
+    screen.show([view(0, "failed"), view(1, "waiting")])
+    last = out.getvalue().rsplit("\x1b[J", 1)[1]
+    assert last.startswith("job 0 failed\njob ")
+    assert "failed" in last.splitlines()[2]
+
+
+def test_elsewhere_a_line_per_change():
+    out, now = io.StringIO(), [0.0]
+    screen = follow.Screen(out, lambda: now[0])
+    for second in range(61):
+        now[0] = float(second)
+        screen.show([view(0, "running" if second else "waiting"), view(1, "waiting")])
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if "job 0" in line] == [
+        "[EchoFree] job 0 waiting: seed=0", "[EchoFree] job 0 running",
+    ]  # fmt: skip
+    assert lines.count("[EchoFree] 1 waiting, 1 running") == 2  # at 30 and 60 s
+
+
 def test_end_helper_is_valid_json():
     assert json.loads(end("done", best=1.0).split("'")[1])["best"] == 1.0
