@@ -46,7 +46,7 @@ def run(folder: Path, name: str, kind: str) -> Run:
     facts = _json(folder / RUN, warnings) or {}
     config = _config(folder / CONFIG, warnings) if facts else {}
     records = _records(folder / METRICS, warnings)
-    said = truth(folder, facts) if "status" in facts else "scores" if (folder / SCORES).is_file() else "unreadable"
+    said = truth(folder, facts) if "status" in facts else "scored" if (folder / SCORES).is_file() else "unreadable"
     evaluations = _evaluations(folder, warnings, with_clips=kind != "sweep")
     found: Run = {
         "name": name,

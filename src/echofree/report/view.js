@@ -263,7 +263,7 @@ function listening() {
     return el("article", { class: "card clip", id: `clip-${clip.evaluation}-${clip.name}` }, el("h3", {}, clip.name, " ", el("span", { class: "tag" }, words(clip.scenario)), el("span", { class: "dim" }, " " + words(clip.why))),
       clip.problems.length ? el("p", { class: "problem" }, clip.problems.join("; ")) : null, chips.length ? el("div", { class: "chips" }, chips) : null, new Player(clip).box);
   });
-  const note = [el("p", { class: "dim" }, "Scores are those of ", el("b", {}, clips.length ? clips[0].own : ""), ", in brackets the linear filter's. All signals of a clip play at once: switching keeps the place.", left_out ? ` ${left_out} clips more are in listen/, left out here for the page's size.` : "")];
+  const note = [el("p", { class: "dim" }, "Scores are those of ", el("b", {}, clips.length ? clips[0].own : ""), ", in brackets the linear filter's, or the microphone's. All signals of a clip play at once: switching keeps the place.", left_out ? ` ${left_out} clips more are in listen/, left out here for the page's size.` : "")];
   return [...note, ...cards];
 }
 

@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from echofree.final import write_page
 from echofree.report import contents, gather, main, run_folders, write_report
 from echofree.report.page import embedded
+from echofree.rundir import RunDir
 from unit.report.fake import fake_run, wave_of
 
 
@@ -168,10 +170,23 @@ def test_an_evaluation_without_a_run_has_a_page(run_dir, capsys):
     folder = run_dir / "evaluate" / "test"
     assert main([str(folder)]) == 0
     shown = contents([folder], False, 4)
-    assert (shown["kind"], shown["runs"][0]["status"]) == ("run", "scores")
+    assert (shown["kind"], shown["runs"][0]["status"]) == ("run", "scored")
     assert [e["own"] for e in shown["runs"][0]["evaluations"]] == ["model"]
     assert len(shown["sounds"]["clips"]) == 4
     assert "can't be read" not in texts(shown["runs"][0])
+
+
+def test_a_training_ends_with_its_page_or_a_warning(run_dir, caplog, monkeypatch):
+    with caplog.at_level("INFO", logger="echofree"):
+        write_page(RunDir(run_dir, is_first=True))
+    assert caplog.messages[-1].startswith("report: ")
+    assert caplog.messages[-1].endswith("2026-01-31_12-00-00/report.html")
+    assert (run_dir / "report.html").is_file()
+    (run_dir / "report.html").unlink()
+    (run_dir / "report.html").mkdir()
+    write_page(RunDir(run_dir, is_first=True))
+    assert caplog.messages[-1].startswith("no report: ConfigError")
+    assert "python -m echofree.report" in caplog.messages[-1]
 
 
 def test_the_page_stands_alone(run_dir):
