@@ -15,7 +15,8 @@ from echofree.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 README, TWIN = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
-DOCS = ["README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions.md", "docs/sweep.md"]
+DOCS = ["README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCS += ["docs/decisions.md", "docs/slurm.md", "docs/sweep.md"]
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
