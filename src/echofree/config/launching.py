@@ -58,11 +58,11 @@ def launch(
             "cancel the others. Type: hydra.launcher.detach=false, or hydra.launcher.on_failure=continue"
         )
     jobs = [one_job(kind, context, config, task, list(words), first + i) for i, words in enumerate(job_overrides)]
+    task.handed_over += len(jobs)
     try:
         done = start(kind, jobs, Path(str(config.hydra.sweep.dir)), settings)
     except Left:
         raise StopSweep(int(ExitCode.INTERRUPTED)) from None
-    task.handed_over += len(jobs)
     by_number = {view.number: view for view in done.views}
     returns = []
     for job in jobs:

@@ -32,6 +32,10 @@ class Left(Exception):
 class Queue(Protocol):
     """Where the jobs are."""
 
+    @property
+    def trouble(self) -> str:
+        """Why a scheduler didn't answer the last time; "" when it did."""
+
     def look(self, sweep: Path, jobs: Sequence[Ticket]) -> dict[int, Seen]:
         """Asks the scheduler, not more often than it likes."""
 
@@ -108,11 +112,14 @@ def follow(sweep: Path, queue: Queue, numbers: Sequence[int], on_failure: str, o
     Raises:
         Left: after a Ctrl-C; the jobs run on.
     """
-    screen, told, stopped = Screen(), set[int](), False
+    screen, told, stopped, trouble = Screen(), set[int](), False, ""
     while True:
         try:
             views = views_of(sweep, queue, numbers)
             screen.show(views)
+            if queue.trouble and queue.trouble != trouble:
+                screen.write(f"[EchoFree] SLURM doesn't answer, asking again: {queue.trouble}")
+            trouble = queue.trouble
             jobs = {job.number: job for job in tickets.read(sweep)}
             for view in views:
                 early = view.said == "failed" and jobs[view.number].queue == "slurm"  # which is slow to say so

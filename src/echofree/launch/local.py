@@ -56,10 +56,15 @@ def ensure_running(sweep: Path) -> None:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=True,
         )  # fmt: skip
     end = time.monotonic() + 20
-    while not is_running(sweep) and any(job.state in tickets.LIVE for job in tickets.read(sweep)):
+    while not is_running(sweep) and any(is_live(job) for job in tickets.read(sweep)):
         if time.monotonic() > end:
             raise EchoFreeError(f"the queue of {sweep} didn't start within 20 s; {folder / LOG} may say why")
         time.sleep(0.05)
+
+
+def is_live(job: Ticket) -> bool:
+    """Whether this queue still has something to do for the job."""
+    return job.queue == "local" and job.state in tickets.LIVE
 
 
 def is_running(sweep: Path) -> bool:
@@ -79,7 +84,7 @@ def is_running(sweep: Path) -> bool:
 
 def look(sweep: Path, jobs: Sequence[Ticket]) -> dict[int, Seen]:
     """How the jobs stand. A queue that died is started again, since somebody waits for it."""
-    if any(job.state in tickets.LIVE for job in jobs):
+    if any(is_live(job) for job in jobs):
         ensure_running(sweep)
     return {job.number: seen(sweep, job) for job in tickets.read(sweep)}
 

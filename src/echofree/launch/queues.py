@@ -45,6 +45,11 @@ class Queues:
         there = [job for job in jobs if job.queue == "slurm"]
         return (local.look(sweep, here) if here else {}) | (self.slurm.look(sweep, there) if there else {})
 
+    @property
+    def trouble(self) -> str:
+        """Why the scheduler didn't answer the last time; "" when it did."""
+        return self.slurm.scheduler.trouble
+
     def cancel(self, sweep: Path, numbers: Sequence[int]) -> None:
         """Waiting jobs never start; running ones save and end."""
         jobs = [job for job in tickets.read(sweep) if job.number in numbers]

@@ -80,6 +80,8 @@ def test_cause_is_the_first_failing_rank_else_the_end_of_the_output(tmp_path):
 class Told:
     """A queue that plays back what a scheduler would say, one answer per look."""
 
+    trouble = ""
+
     def __init__(self, answers: list[dict[int, Seen]]):
         self.answers, self.cancelled = answers, []  # type: list[dict[int, Seen]], list[int]
 
@@ -123,6 +125,15 @@ def test_a_failure_is_told_while_the_others_run(tmp_path, capsys, monkeypatch):
     assert "best: job 1 (seed=1), loss 0.5" in out
     assert "retry" in out
     assert (sweep / "sweep.csv").is_file()
+
+
+def test_a_scheduler_that_does_not_answer_is_told_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(follow, "TICK_S", 0.0)
+    sweep = failing_sweep(tmp_path)
+    queue = Told([{0: Seen("running")}, {0: Seen("running")}, {0: Seen("ended", 1)}])
+    queue.trouble = "Unable to contact slurm controller"
+    follow.follow(sweep, queue, [0], "continue", "leave")
+    assert capsys.readouterr().err.count("Unable to contact slurm controller") == 1
 
 
 def test_on_failure_stop_cancels_what_waits(tmp_path, monkeypatch):
