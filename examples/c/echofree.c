@@ -7,7 +7,7 @@
  * mic.wav and far.wav: one channel, 16 bit or float, at the model's rate. out.wav: float, as a stream gives it, so late
  * by latency_samples. The same steps as in src/echofree/runtime, where they are explained.
  *
- * Legend: M hop, F bins (M + 1), L partitions, R blocks of the far-end ring (each stands twice, R rows apart).
+ * Legend: M hop, F bins (M + 1), L partitions (the ring's rows stand twice, L rows apart), Q hop at the low rate.
  */
 
 #include <dlfcn.h>
@@ -107,6 +107,24 @@ static const char *value_of(const char *text, const char *key) {
 }
 
 static double number(const char *text, const char *key) { return strtod(value_of(text, key), NULL); }
+
+/* All numbers of a list, nested or not, into `out`; -> how many. */
+static size_t numbers(const char *at, double *out, size_t most) {
+    size_t count = 0;
+    int depth = 0;
+    do {
+        depth += (*at == '[') - (*at == ']');
+        if ((*at >= '0' && *at <= '9') || *at == '-') {
+            char *end;
+            if (count == most) die("contract.json: a list is too long", "");
+            out[count++] = strtod(at, &end);
+            at = end;
+        } else {
+            at++;
+        }
+    } while (depth > 0);
+    return count;
+}
 
 /* A quoted text from `at` on, into a new string; *end behind it. */
 static char *quoted(const char *at, const char **end) {
@@ -231,14 +249,112 @@ static void filter(Iir *f, const float *x, float *y, int count) {
     }
 }
 
+/* --- drift of the clocks: double cross-correlation --------------------------------------------------------------------- */
+
+#define MAX_SPANS 8
+
+typedef struct {
+    int window, before, edge, size, num_spans, spans[MAX_SPANS], first, last, num_drifts, slot, max_move;
+    double forget, max_ppm, step_ppm, min_agreement, min_count, count, step;
+    float *fade, *cut;
+    double *agreement;
+    Complex *seen, *spectrum, *product;
+    int *at, *ok;
+    Fft fft;
+} Drift;
+
+static Drift new_drift(const char *text, double low_rate_hz, double low_hz, double high_hz, int step) {
+    Drift d = {.forget = number(text, "forget"), .max_ppm = number(text, "max_ppm"),
+               .step_ppm = number(text, "step_ppm"), .min_agreement = number(text, "min_agreement"),
+               .min_count = number(text, "min_count"), .step = step};
+    d.window = (int)number(text, "window"), d.before = (int)number(text, "before"), d.edge = (int)number(text, "edge");
+    d.max_move = (int)number(text, "max_move");
+    double spans[MAX_SPANS];
+    d.num_spans = (int)numbers(value_of(text, "spans"), spans, MAX_SPANS);
+    for (int j = 0; j < d.num_spans; j++) {
+        d.spans[j] = (int)spans[j];
+        d.size = d.spans[j] > d.size ? d.spans[j] : d.size;
+    }
+    for (int k = 0; k <= d.window / 2; k++) {
+        double hz = k * low_rate_hz / d.window;
+        d.first += hz < low_hz, d.last += hz <= high_hz;
+    }
+    size_t bins = (size_t)(d.last - d.first), window = (size_t)d.window;
+    d.num_drifts = (int)(2 * d.max_ppm / d.step_ppm + 1.5);
+    d.fade = zeros(window, sizeof(float)), d.cut = zeros(window, sizeof(float));
+    for (int n = 0; n < d.window; n++) {
+        int near = n < d.window - 1 - n ? n : d.window - 1 - n;
+        d.fade[n] = near < d.edge ? (float)(0.5 - 0.5 * cos(PI * (near + 0.5) / d.edge)) : 1;
+    }
+    d.agreement = zeros((size_t)d.num_drifts, sizeof(double));
+    d.seen = zeros((size_t)d.size * bins, sizeof(Complex));
+    d.spectrum = zeros(window / 2 + 1, sizeof(Complex)), d.product = zeros(bins, sizeof(Complex));
+    d.at = zeros((size_t)d.size, sizeof(int)), d.ok = zeros((size_t)d.size, sizeof(int));
+    d.fft = new_fft(d.window);
+    return d;
+}
+
+/* Takes in the correlation `cut` around the delay `at`. */
+static void compare(Drift *d, int at, int valid) {
+    int bins = d->last - d->first;
+    double norm = 0;
+    for (int n = 0; n < d->window; n++) d->cut[n] *= d->fade[n];
+    rfft(&d->fft, d->cut, d->spectrum);
+    Complex *now = d->spectrum + d->first;
+    for (int k = 0; k < bins; k++) norm += (double)now[k].re * now[k].re + (double)now[k].im * now[k].im;
+    norm = sqrt(norm) + 1e-20;
+    for (int k = 0; k < bins; k++) now[k].re /= (float)norm, now[k].im /= (float)norm;
+    if (valid) {
+        for (int e = 0; e < d->num_drifts; e++) d->agreement[e] *= d->forget;
+        d->count *= d->forget;
+    }
+    for (int j = 0; j < d->num_spans && valid; j++) {
+        int then = ((d->slot - d->spans[j]) % d->size + d->size) % d->size, moved = at - d->at[then];
+        if (!d->ok[then] || abs(moved) >= d->max_move) continue;
+        d->count += 1;
+        for (int k = 0; k < bins; k++) {
+            double turn = 2 * PI * (d->first + k) / d->window * moved;
+            Complex before = times(d->seen[then * bins + k], (Complex){(float)cos(turn), (float)sin(turn)});
+            d->product[k] = times((Complex){now[k].re, -now[k].im}, before);
+        }
+        for (int e = 0; e < d->num_drifts; e++) {
+            /* exp(-j omega drift span) over the bins, by recurrence */
+            double unit = 2 * PI / d->window * (-d->max_ppm + e * d->step_ppm) * 1e-6 * d->spans[j] * d->step;
+            double c = cos(unit * d->first), s = sin(unit * d->first), dc = cos(unit), ds = sin(unit), sum = 0;
+            for (int k = 0; k < bins; k++) {
+                sum += d->product[k].re * c + d->product[k].im * s;
+                double next = c * dc - s * ds;
+                s = s * dc + c * ds, c = next;
+            }
+            d->agreement[e] += sum;
+        }
+    }
+    memcpy(d->seen + (size_t)d->slot * (size_t)bins, now, (size_t)bins * sizeof(Complex));
+    d->at[d->slot] = at, d->ok[d->slot] = valid;
+    d->slot = (d->slot + 1) % d->size;
+}
+
+/* -> whether a drift can be told; *drift: samples per sample, positive when the microphone falls behind. */
+static int told(const Drift *d, double *drift) {
+    int best = 0;
+    for (int e = 1; e < d->num_drifts; e++)
+        if (d->agreement[e] > d->agreement[best]) best = e;
+    if (best == 0 || best == d->num_drifts - 1) return 0;
+    double left = d->agreement[best - 1], mid = d->agreement[best], right = d->agreement[best + 1];
+    double curve = left - 2 * mid + right, offset = curve < 0 ? 0.5 * (left - right) / (curve - 1e-20) : 0;
+    *drift = (-d->max_ppm + (best + offset) * d->step_ppm) * 1e-6;
+    return d->count >= d->min_count && mid > d->min_agreement * d->count;
+}
+
 /* --- delay: GCC-PHAT at a low rate ------------------------------------------------------------------------------------ */
 
 typedef struct {
-    double low_rate_hz, tolerance, min_confidence, forget, lag, confidence, candidate;
-    int far_size, mic_size, lead, taps, num_agree, factor, low_hop, period, first, last, agree, found;
+    double low_rate_hz, tolerance, min_confidence, forget[2], lag, confidence, candidate, early_share, max_drift, rate;
+    int far_size, mic_size, lead, taps, num_agree, factor, low_hop, period, first, last, agree, found, early, jolt;
     float *kernel, *line[2], *fresh[2], *mic, *far, *segment, *values;
-    Complex *cross, *spectrum[2];
+    Complex *cross[2], *sum, *spectrum[2];
     Fft fft;
+    Drift drift;
 } Delay;
 
 static double bessel0(double x) {
@@ -247,22 +363,41 @@ static double bessel0(double x) {
     return sum;
 }
 
+static float *low_pass(int taps, int factor) {
+    float *kernel = zeros((size_t)taps, sizeof(float));
+    double sum = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < taps; i++) {
+            double n = i - (taps - 1) / 2.0, x = PI * n * 0.9 / factor, edge = 2 * n / (taps - 1);
+            double h = (x == 0 ? 1 : sin(x) / x) * bessel0(5 * sqrt(1 - edge * edge)) / bessel0(5);
+            if (pass) kernel[i] = (float)(h / sum);
+            else sum += h;
+        }
+    return kernel;
+}
+
+/* line: the last taps - 1 samples, and room for a hop; -> count samples at the low rate */
+static void decimate(const float *kernel, int taps, int factor, float *line, const float *x, float *out, int count) {
+    int hop = count * factor;
+    memcpy(line + taps - 1, x, (size_t)hop * sizeof(float));
+    for (int j = 0; j < count; j++) {
+        float sum = 0;
+        for (int t = 0; t < taps; t++) sum += kernel[taps - 1 - t] * line[(j + 1) * factor - 1 + t];
+        out[j] = sum;
+    }
+    memmove(line, line + hop, (size_t)(taps - 1) * sizeof(float));
+}
+
 static Delay new_delay(const char *text, int rate_hz, int hop) {
     Delay d = {.low_rate_hz = number(text, "low_rate_hz"), .tolerance = number(text, "tolerance"),
-               .min_confidence = number(text, "min_confidence"), .forget = number(text, "forget")};
+               .min_confidence = number(text, "min_confidence"), .early_share = number(text, "early_share"),
+               .forget = {number(text, "forget_fast"), number(text, "forget_slow")},
+               .max_drift = number(text, "max_drift_ppm") * 1e-6, .early = (int)number(text, "early_samples")};
     d.far_size = (int)number(text, "far_samples"), d.mic_size = (int)number(text, "mic_samples");
     d.lead = (int)number(text, "lead_samples"), d.taps = (int)number(text, "taps");
     d.num_agree = (int)number(text, "num_agree"), d.period = (int)number(text, "period");
     d.factor = rate_hz / (int)d.low_rate_hz, d.low_hop = hop / d.factor;
-    d.kernel = zeros((size_t)d.taps, sizeof(float));
-    double sum = 0;
-    for (int pass = 0; pass < 2; pass++)
-        for (int i = 0; i < d.taps; i++) {
-            double n = i - (d.taps - 1) / 2.0, x = PI * n * 0.9 / d.factor, edge = 2 * n / (d.taps - 1);
-            double h = (x == 0 ? 1 : sin(x) / x) * bessel0(5 * sqrt(1 - edge * edge)) / bessel0(5);
-            if (pass) d.kernel[i] = (float)(h / sum);
-            else sum += h;
-        }
+    d.kernel = low_pass(d.taps, d.factor);
     for (int i = 0; i < 2; i++) {
         d.line[i] = zeros((size_t)(d.taps - 1 + hop), sizeof(float));
         d.fresh[i] = zeros((size_t)(d.period * d.low_hop), sizeof(float));
@@ -270,27 +405,23 @@ static Delay new_delay(const char *text, int rate_hz, int hop) {
     }
     d.mic = zeros((size_t)(d.mic_size + d.lead), sizeof(float)), d.far = zeros((size_t)d.far_size, sizeof(float));
     d.segment = zeros((size_t)d.far_size, sizeof(float)), d.values = zeros((size_t)d.far_size, sizeof(float));
-    d.cross = zeros((size_t)(d.far_size / 2 + 1), sizeof(Complex));
+    for (int i = 0; i < 2; i++) d.cross[i] = zeros((size_t)(d.far_size / 2 + 1), sizeof(Complex));
+    d.sum = zeros((size_t)(d.far_size / 2 + 1), sizeof(Complex));
     for (int k = 0; k <= d.far_size / 2; k++) {
         double hz = k * d.low_rate_hz / d.far_size;
         d.first += hz < number(text, "low_hz"), d.last += hz <= number(text, "high_hz");
     }
     d.fft = new_fft(d.far_size);
+    d.drift = new_drift(value_of(text, "drift"), d.low_rate_hz, number(text, "low_hz"), number(text, "high_hz"),
+                        d.period * d.low_hop);
     return d;
 }
 
 static void observe(Delay *d, const float *mic, const float *far, int slot, int hop) {
     const float *x[2] = {mic, far};
-    for (int i = 0; i < 2; i++) {
-        float *line = d->line[i];
-        memcpy(line + d->taps - 1, x[i], (size_t)hop * sizeof(float));
-        for (int j = 0; j < d->low_hop; j++) {
-            float sum = 0;
-            for (int t = 0; t < d->taps; t++) sum += d->kernel[d->taps - 1 - t] * line[(j + 1) * d->factor - 1 + t];
-            d->fresh[i][slot * d->low_hop + j] = sum;
-        }
-        memmove(line, line + hop, (size_t)(d->taps - 1) * sizeof(float));
-    }
+    (void)hop;
+    for (int i = 0; i < 2; i++)
+        decimate(d->kernel, d->taps, d->factor, d->line[i], x[i], d->fresh[i] + slot * d->low_hop, d->low_hop);
 }
 
 static void push(float *buffer, int size, const float *fresh, int count) {
@@ -309,40 +440,30 @@ static int steady(const Delay *d) {
     return count >= 4;
 }
 
-static void update(Delay *d) {
-    int count = d->period * d->low_hop, num_lags = d->far_size - d->mic_size + 1, best = 0;
-    push(d->mic, d->mic_size + d->lead, d->fresh[0], count);
-    push(d->far, d->far_size, d->fresh[1], count);
-    memcpy(d->segment, d->mic, (size_t)d->mic_size * sizeof(float));
-    rfft(&d->fft, d->segment, d->spectrum[0]);
-    rfft(&d->fft, d->far, d->spectrum[1]);
-    double level = 0, square = 0;
-    for (int k = d->first; k < d->last; k++) {
-        Complex m = d->spectrum[0][k];
-        m.im = -m.im;
-        d->spectrum[1][k] = times(m, d->spectrum[1][k]);
-        level += hypot(d->spectrum[1][k].re, d->spectrum[1][k].im) / (d->last - d->first);
-    }
-    if (!(level > 1e-12) || !steady(d)) return;
-    for (int k = d->first; k < d->last; k++) {
-        Complex c = d->spectrum[1][k];
-        double scale = (1 - d->forget) / (hypot(c.re, c.im) + 0.05 * level + 1e-20);
-        d->cross[k].re = (float)(d->forget * d->cross[k].re + scale * c.re);
-        d->cross[k].im = (float)(d->forget * d->cross[k].im + scale * c.im);
-    }
-    irfft(&d->fft, d->cross, d->values);
+/* The lag with the highest correlation, or the earliest one before it that is half as high; -> whether it's found anew. */
+static void decide(Delay *d) {
+    int num_lags = d->far_size - d->mic_size + 1, highest = 0, best;
+    double square = 0, offset = 0;
+    for (int k = d->first; k < d->last; k++)
+        d->sum[k] = (Complex){d->cross[0][k].re + d->cross[1][k].re, d->cross[0][k].im + d->cross[1][k].im};
+    irfft(&d->fft, d->sum, d->values);
+    float *v = d->values;
     for (int i = 0; i < num_lags; i++) {
-        d->values[i] = fabsf(d->values[i]);
-        square += (double)d->values[i] * d->values[i] / num_lags;
-        if (d->values[i] > d->values[best]) best = i;
+        v[i] = fabsf(v[i]);
+        square += (double)v[i] * v[i] / num_lags;
+        if (v[i] > v[highest]) highest = i;
     }
-    double offset = 0;
+    best = highest;
+    for (int i = highest; i <= highest + d->early && i < num_lags; i++)
+        if (v[i] >= (float)d->early_share * v[highest] && (i == 0 || v[i] >= v[i - 1]) &&
+            (i == num_lags - 1 || v[i] >= v[i + 1]))
+            best = i;
     if (best >= 1 && best <= num_lags - 2) {
-        double left = d->values[best - 1], right = d->values[best + 1], curve = left - 2 * d->values[best] + right;
+        double left = v[best - 1], right = v[best + 1], curve = left - 2 * v[best] + right;
         if (curve < 0) offset = fmin(fmax((left - right) / (2 * curve - 1e-20), -0.5), 0.5);
     }
     double lag = d->far_size - d->mic_size - d->lead - best - offset;
-    d->confidence = d->values[best] / (sqrt(square) + 1e-20);
+    d->confidence = v[highest] / (sqrt(square) + 1e-20);
     if (d->confidence <= d->min_confidence) {
         d->agree = 0;
         return;
@@ -352,61 +473,244 @@ static void update(Delay *d) {
     if (d->agree >= d->num_agree) d->lag = lag, d->found = 1;
 }
 
-/* --- the linear stage ------------------------------------------------------------------------------------------------- */
+/* spectrum[1] holds the newest whitened cross-spectrum */
+static void follow(Delay *d, int active) {
+    int at = (int)rintf((float)d->lag), zero = d->far_size - d->mic_size - d->lead;
+    double drift = 0, before = d->rate;
+    for (int k = 0; k <= d->far_size / 2; k++)
+        if (k < d->first || k >= d->last) d->spectrum[1][k] = (Complex){0, 0};
+    irfft(&d->fft, d->spectrum[1], d->values);
+    for (int n = 0; n < d->drift.window; n++) {
+        int i = (zero - at - n + d->drift.before) % d->far_size;
+        d->drift.cut[n] = d->values[i < 0 ? i + d->far_size : i];
+    }
+    compare(&d->drift, at, active && d->found);
+    if (told(&d->drift, &drift) && (fabs(drift) > d->max_drift || before != 0)) d->rate = drift;
+    d->jolt = fabs(d->rate - before) > d->max_drift;
+}
+
+static void update(Delay *d) {
+    int count = d->period * d->low_hop;
+    push(d->mic, d->mic_size + d->lead, d->fresh[0], count);
+    push(d->far, d->far_size, d->fresh[1], count);
+    memcpy(d->segment, d->mic, (size_t)d->mic_size * sizeof(float));
+    rfft(&d->fft, d->segment, d->spectrum[0]);
+    rfft(&d->fft, d->far, d->spectrum[1]);
+    double level = 0;
+    for (int k = d->first; k < d->last; k++) {
+        Complex m = d->spectrum[0][k];
+        m.im = -m.im;
+        d->spectrum[1][k] = times(m, d->spectrum[1][k]);
+        level += hypot(d->spectrum[1][k].re, d->spectrum[1][k].im) / (d->last - d->first);
+    }
+    int active = level > 1e-12 && steady(d);
+    for (int k = d->first; k < d->last; k++) {
+        Complex *c = &d->spectrum[1][k];
+        double scale = 1 / (hypot(c->re, c->im) + 0.05 * level + 1e-20);
+        double turn = 2 * PI * k / d->far_size * count * d->rate;
+        *c = (Complex){(float)(scale * c->re), (float)(scale * c->im)};
+        for (int i = 0; i < 2 && active; i++) {
+            Complex past = times(d->cross[i][k], (Complex){(float)cos(turn), (float)sin(turn)});
+            float keep = (float)d->forget[i];
+            d->cross[i][k] = (Complex){keep * past.re + (1 - keep) * c->re, keep * past.im + (1 - keep) * c->im};
+        }
+    }
+    if (active) decide(d);
+    follow(d, active);
+}
+
+/* --- the far end's past, read with delay and drift taken out ----------------------------------------------------------- */
+
+#define MAX_TAPS 32
+#define MAX_TERMS 8
 
 typedef struct {
-    int hop, bins, count, ring, max_blocks, posterior, slot, phase, blocks, explained;
-    double hop_s, transition, smoothing, far_active, start_variance, max_path_gain, variance_floor, counts, level_s;
-    double headroom_s, latest_s, start_s, clip_rate, judge_s, worse_db, quick_s, patience_s, min_gain_db;
-    double far_level, mic_level, path_gain, clipped, slow[2], quick[2], active, doubt, trust;
-    float mic_peak;
-    Iir dc[2], high[2];
-    Delay delay;
-    Fft fft;
-    Complex *spectra, *weight, *response, *sum, *plain, *passed, *drive, *part;
-    float *power, *variance, *psd, *total, *explained_power, *line, *wave, *errors[2], *mic_high;
-    double *mean;
-    float *mic, *far_now, *far, *echo, *error;
-} Linear;
+    int hop, count, most, taps, terms, end, whole;
+    float fraction, rate, *past, farrow[MAX_TAPS][MAX_TERMS];
+} FarLine;
 
-static Linear new_linear(const char *text, int rate_hz, int hop) {
-    Linear s = {.hop = hop, .bins = hop + 1, .hop_s = (double)hop / rate_hz, .trust = 1};
-    s.count = (int)number(text, "num_partitions"), s.max_blocks = (int)number(text, "max_blocks");
-    s.ring = s.count + s.max_blocks + 1;
-    s.posterior = !strncmp(value_of(text, "output"), "\"posterior\"", 11);
-    s.transition = number(text, "transition"), s.smoothing = number(text, "psd_smoothing");
-    s.far_active = number(text, "far_active"), s.start_variance = number(text, "start_variance");
-    s.max_path_gain = number(text, "max_path_gain"), s.variance_floor = number(text, "variance_floor");
-    s.counts = pow(number(text, "int16"), 2), s.level_s = number(text, "level_s");
-    s.headroom_s = number(text, "headroom_s"), s.latest_s = number(text, "latest_s");
-    s.start_s = number(text, "start_s"), s.clip_rate = number(text, "clip_rate"), s.judge_s = number(text, "judge_s");
-    s.worse_db = number(text, "worse_db"), s.quick_s = number(text, "quick_s");
-    s.patience_s = number(text, "patience_s"), s.min_gain_db = number(text, "min_gain_db");
-    for (int i = 0; i < 2; i++) {
-        s.dc[i] = dc_blocker(number(text, "dc_cutoff_hz"), rate_hz);
-        s.high[i] = high_pass(number(text, "high_pass_hz"), rate_hz);
-        s.errors[i] = zeros((size_t)(2 * hop), sizeof(float));
+static FarLine new_line(const char *text, int hop, int count, int max_samples) {
+    FarLine f = {.hop = hop, .count = count, .most = max_samples + hop};
+    double table[MAX_TAPS * MAX_TERMS];
+    const char *at = value_of(text, "farrow");
+    size_t all = numbers(at, table, MAX_TAPS * MAX_TERMS);
+    f.terms = (int)numbers(strchr(at + 1, '['), table, MAX_TERMS);
+    f.taps = (int)all / f.terms;
+    if (f.taps > MAX_TAPS) die("contract.json: farrow is too long", "");
+    numbers(at, table, MAX_TAPS * MAX_TERMS);
+    for (int j = 0; j < f.taps; j++)
+        for (int k = 0; k < f.terms; k++) f.farrow[j][k] = (float)table[j * f.terms + k];
+    f.end = f.most + (count + 1) * hop + f.taps;
+    f.past = zeros((size_t)(f.end + f.taps / 2), sizeof(float)); /* what is yet to come counts as silence */
+    return f;
+}
+
+/* The hop that begins `back` samples ago; base: its whole delay, start: what its delay is above that. */
+static void read_line(const FarLine *f, int back, int base, float start, float *out) {
+    const float *x = f->past + f->end - back - base - f->taps / 2;
+    for (int m = 0; m < f->hop; m++, x++) {
+        float late = start + f->rate * (float)(m + 1), y = 0;
+        for (int k = f->terms - 1; k >= 0; k--) {
+            float sum = 0;
+            for (int j = 0; j < f->taps; j++) sum += x[j] * f->farrow[j][k];
+            y = sum + y * late;
+        }
+        out[m] = y;
     }
-    s.delay = new_delay(value_of(text, "delay"), rate_hz, hop);
-    s.fft = new_fft(2 * hop);
-    size_t bins = (size_t)s.bins, rows = 2 * (size_t)s.ring, num = (size_t)s.count, size = (size_t)hop;
-    s.spectra = zeros(rows * bins, sizeof(Complex)), s.power = zeros(rows * bins, sizeof(float));
-    s.mean = zeros(rows, sizeof(double));
-    s.weight = zeros(num * bins, sizeof(Complex)), s.variance = zeros(num * bins, sizeof(float));
-    Complex **rowsets[] = {&s.response, &s.sum, &s.plain, &s.passed, &s.drive, &s.part};
-    for (size_t i = 0; i < sizeof rowsets / sizeof *rowsets; i++) *rowsets[i] = zeros(bins, sizeof(Complex));
-    float **lines[] = {&s.psd, &s.total, &s.explained_power};
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) *lines[i] = zeros(bins, sizeof(float));
-    float **waves[] = {&s.line, &s.wave, &s.mic_high, &s.mic, &s.far_now, &s.far, &s.echo, &s.error};
-    for (size_t i = 0; i < sizeof waves / sizeof *waves; i++) *waves[i] = zeros(2 * size, sizeof(float));
-    for (int k = 0; k < s.bins; k++) { /* response of the high-pass at the bins */
+}
+
+static void advance(FarLine *f, const float *far, float *out) {
+    size_t hop = (size_t)f->hop;
+    memmove(f->past, f->past + hop, ((size_t)f->end - hop) * sizeof(float));
+    memcpy(f->past + f->end - f->hop, far, hop * sizeof(float));
+    if (f->rate == 0 && f->fraction == 0) {
+        memcpy(out, f->past + f->end - f->hop - f->whole, hop * sizeof(float));
+        return;
+    }
+    float middle = rintf(f->fraction + f->rate * (0.5f * (float)f->hop));
+    read_line(f, f->hop, f->whole + (int)middle, f->fraction - middle, out);
+    float after = f->fraction + f->rate * (float)f->hop, carry = rintf(after);
+    f->whole += (int)carry, f->fraction = after - carry;
+    float taken = (float)f->whole + f->fraction;
+    if (taken >= 0 && taken <= (float)f->most) return;
+    f->whole = f->whole < 0 ? 0 : f->whole > f->most ? f->most : f->whole;
+    f->fraction = 0;
+}
+
+/* --- Kalman filter ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int hop, bins, count, posterior;
+    double transition, smoothing;
+    Complex *weight, *response, *sum, *plain, *passed, *drive, *part;
+    float *variance, *psd, *total, *wave, *after, *errors[2]; /* errors: second halves, a priori, plain and high-passed */
+    Fft fft;
+} Kalman;
+
+/* high: the high-pass on the error, or NULL. */
+static Kalman new_kalman(const char *text, int hop, const Iir *high) {
+    Kalman f = {.hop = hop, .bins = hop + 1, .count = (int)number(text, "num_partitions"),
+                .transition = number(text, "transition"), .smoothing = number(text, "psd_smoothing")};
+    size_t bins = (size_t)f.bins, num = (size_t)f.count, size = 2 * (size_t)hop;
+    f.weight = zeros(num * bins, sizeof(Complex)), f.variance = zeros(num * bins, sizeof(float));
+    Complex **rows[] = {&f.response, &f.sum, &f.plain, &f.passed, &f.drive, &f.part};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) *rows[i] = zeros(bins, sizeof(Complex));
+    f.psd = zeros(bins, sizeof(float)), f.total = zeros(bins, sizeof(float));
+    float **waves[] = {&f.wave, &f.after, &f.errors[0], &f.errors[1]};
+    for (size_t i = 0; i < sizeof waves / sizeof *waves; i++) *waves[i] = zeros(size, sizeof(float));
+    for (int k = 0; k < f.bins; k++) { /* response of the high-pass at the bins */
+        f.response[k] = (Complex){1, 0};
+        if (!high) continue;
         double w = PI * k / hop, c1 = cos(w), s1 = -sin(w), c2 = cos(2 * w), s2 = -sin(2 * w);
-        const double *b = s.high[0].b, *a = s.high[0].a;
+        const double *b = high->b, *a = high->a;
         double tr = b[0] + b[1] * c1 + b[2] * c2, ti = b[1] * s1 + b[2] * s2;
         double br = a[0] + a[1] * c1 + a[2] * c2, bi = a[1] * s1 + a[2] * s2, norm = br * br + bi * bi;
-        s.response[k] = (Complex){(float)((tr * br + ti * bi) / norm), (float)((ti * br - tr * bi) / norm)};
+        f.response[k] = (Complex){(float)((tr * br + ti * bi) / norm), (float)((ti * br - tr * bi) / norm)};
     }
-    return s;
+    f.fft = new_fft(2 * hop);
+    return f;
+}
+
+/* x: spectra of the far end [L, F], oldest first -> a-priori echo, [M] */
+static const float *predict(Kalman *f, const Complex *x) {
+    memset(f->sum, 0, (size_t)f->bins * sizeof(Complex));
+    for (int l = 0; l < f->count; l++)
+        for (int k = 0; k < f->bins; k++) {
+            Complex y = times(f->weight[l * f->bins + k], x[l * f->bins + k]);
+            f->sum[k].re += y.re, f->sum[k].im += y.im;
+        }
+    irfft(&f->fft, f->sum, f->wave);
+    return f->wave + f->hop;
+}
+
+/* Learns from errors; -> the error by which the output is defined. */
+static const float *correct(Kalman *f, const Complex *x, const float *power, int learn, double floor_value) {
+    int bins = f->bins, hop = f->hop;
+    const float *error = f->errors[0] + hop;
+    float a = (float)f->transition, gain = a * a, leak = (float)(1 - f->transition * f->transition);
+    rfft(&f->fft, f->errors[0], f->plain);
+    rfft(&f->fft, f->errors[1], f->passed);
+    for (int k = 0; k < bins; k++) {
+        Complex e = f->passed[k], h = {f->response[k].re, -f->response[k].im};
+        float sum = 0, h2 = h.re * h.re + h.im * h.im;
+        f->psd[k] += (float)(1 - f->smoothing) * (e.re * e.re + e.im * e.im - f->psd[k]);
+        for (int l = 0; l < f->count; l++) sum += f->variance[l * bins + k] * power[l * bins + k];
+        float explained = h2 * sum, total = explained + 2.0f / (float)f->count * f->psd[k] + TINY;
+        f->plain[k].re *= 1 - explained / total, f->plain[k].im *= 1 - explained / total;
+        f->drive[k] = times(e, h);
+        f->drive[k].re /= total, f->drive[k].im /= total;
+        f->total[k] = -0.5f * gain * h2 / total;
+    }
+    if (f->posterior) {
+        irfft(&f->fft, f->plain, f->after);
+        error = f->after + hop;
+    }
+    for (int l = 0; l < f->count; l++) {
+        Complex *w = f->weight + (size_t)l * (size_t)bins;
+        float *v = f->variance + (size_t)l * (size_t)bins;
+        const float *p = power + (size_t)l * (size_t)bins;
+        if (learn) {
+            for (int k = 0; k < bins; k++) {
+                Complex c = {x[l * bins + k].re, -x[l * bins + k].im};
+                c = times(c, f->drive[k]);
+                f->part[k] = (Complex){c.re * v[k], c.im * v[k]};
+            }
+            irfft(&f->fft, f->part, f->wave);
+            memset(f->wave + hop, 0, (size_t)hop * sizeof(float));
+            rfft(&f->fft, f->wave, f->part);
+        }
+        for (int k = 0; k < bins; k++) {
+            if (learn) w[k].re += f->part[k].re, w[k].im += f->part[k].im;
+            w[k].re *= a, w[k].im *= a;
+            v[k] *= learn ? v[k] * p[k] * f->total[k] + gain : gain;
+            v[k] = fmaxf(v[k] + leak * (w[k].re * w[k].re + w[k].im * w[k].im), (float)floor_value);
+        }
+    }
+    return error;
+}
+
+/* The error of each partition is taken to be `amount` times the partition itself; spoilt: the echo path is forgotten. */
+static void doubt(Kalman *f, double amount, int spoilt) {
+    for (int l = 0; l < f->count; l++) {
+        Complex *w = f->weight + (size_t)l * (size_t)f->bins;
+        float *v = f->variance + (size_t)l * (size_t)f->bins;
+        double size = 0;
+        for (int k = 0; k < f->bins; k++) size += ((double)w[k].re * w[k].re + (double)w[k].im * w[k].im) / f->bins;
+        for (int k = 0; k < f->bins; k++) v[k] = fmaxf(v[k], (float)(amount * size));
+    }
+    if (spoilt) memset(f->weight, 0, (size_t)f->count * (size_t)f->bins * sizeof(Complex));
+}
+
+/* The far end is from now on delayed by so many samples more. */
+static void shift(Kalman *f, int samples, double start) {
+    int hop = f->hop, count = f->count, bins = f->bins, all = count * hop;
+    size_t size = (size_t)count * (size_t)bins;
+    float *taps = zeros((size_t)all, sizeof(float)), *before = zeros(size, sizeof(float));
+    memcpy(before, f->variance, size * sizeof(float));
+    for (int l = 0; l < count; l++) {
+        irfft(&f->fft, f->weight + (size_t)l * (size_t)bins, f->wave);
+        memcpy(taps + (count - 1 - l) * hop, f->wave, (size_t)hop * sizeof(float));
+    }
+    int blocks = (int)floor((double)samples / hop), rest = samples != blocks * hop;
+    for (int part = 0; part < count; part++) { /* the newest first */
+        int l = count - 1 - part, rows[2] = {part + blocks, part + blocks + rest};
+        memset(f->wave, 0, 2 * (size_t)hop * sizeof(float));
+        for (int n = 0; n < hop; n++) {
+            int from = part * hop + n + samples;
+            if (from >= 0 && from < all) f->wave[n] = taps[from];
+        }
+        rfft(&f->fft, f->wave, f->weight + (size_t)l * (size_t)bins);
+        for (int k = 0; k < bins; k++) { /* of the two partitions that it covers, the less certain one counts */
+            float most = 0;
+            for (int i = 0; i < 2; i++) {
+                int known = rows[i] >= 0 && rows[i] < count;
+                most = fmaxf(most, known ? before[(count - 1 - rows[i]) * bins + k] : (float)start);
+            }
+            f->variance[l * bins + k] = most;
+        }
+    }
+    free(taps);
+    free(before);
 }
 
 static double mean_square(const float *x, int count) {
@@ -415,12 +719,110 @@ static double mean_square(const float *x, int count) {
     return sum / count;
 }
 
+/* --- the shadow filter, which notices that the echo path has changed ---------------------------------------------------- */
+
+typedef struct {
+    Kalman filter;
+    int low_hop, taps, factor, since, wait, pause;
+    double floor, better, rate, hold, levels[3];
+    float *kernel, *line[3], *low[3], *far, *power;
+    Complex *spectra;
+} Shadow;
+
+static Shadow new_shadow(const char *text, const Delay *delay, double hop_s) {
+    Shadow s = {.filter = new_kalman(text, delay->low_hop, NULL), .low_hop = delay->low_hop, .taps = delay->taps,
+                .factor = delay->factor, .kernel = delay->kernel, .floor = number(text, "floor"),
+                .better = number(text, "better"), .hold = number(text, "hold_s") / hop_s};
+    s.rate = fmin(1, hop_s / number(text, "level_s"));
+    s.wait = (int)ceil(number(text, "first_s") / hop_s), s.pause = (int)ceil(number(text, "wait_s") / hop_s);
+    size_t rows = (size_t)s.filter.count * (size_t)s.filter.bins, hop = (size_t)s.low_hop;
+    for (int i = 0; i < 3; i++) {
+        s.line[i] = zeros((size_t)s.taps + hop * (size_t)s.factor, sizeof(float));
+        s.low[i] = zeros(hop, sizeof(float));
+    }
+    s.far = zeros(2 * hop, sizeof(float));
+    s.spectra = zeros(rows, sizeof(Complex)), s.power = zeros(rows, sizeof(float));
+    return s;
+}
+
+/* waves: mic, far and the long filter's error, high-passed -> 1: the echo path has changed; 2: the filter is spoilt too */
+static int watch(Shadow *s, const float *const waves[3], int on, int learn, double floor_value) {
+    int hop = s->low_hop, bins = s->filter.bins;
+    size_t last = (size_t)(s->filter.count - 1) * (size_t)bins, row = (size_t)bins;
+    for (int i = 0; i < 3; i++) decimate(s->kernel, s->taps, s->factor, s->line[i], waves[i], s->low[i], hop);
+    memmove(s->far, s->far + hop, (size_t)hop * sizeof(float));
+    memcpy(s->far + hop, s->low[1], (size_t)hop * sizeof(float));
+    memmove(s->spectra, s->spectra + row, last * sizeof(Complex));
+    memmove(s->power, s->power + row, last * sizeof(float));
+    rfft(&s->filter.fft, s->far, s->spectra + last);
+    for (size_t k = last; k < last + row; k++)
+        s->power[k] = s->spectra[k].re * s->spectra[k].re + s->spectra[k].im * s->spectra[k].im;
+    const float *echo = predict(&s->filter, s->spectra);
+    float *error = s->filter.errors[0] + hop;
+    for (int n = 0; n < hop; n++) s->filter.errors[1][hop + n] = error[n] = s->low[0][n] - echo[n];
+    double now[3] = {mean_square(s->low[0], hop), mean_square(s->low[2], hop), mean_square(error, hop)};
+    for (int i = 0; i < 3 && on; i++) s->levels[i] += s->rate * (now[i] - s->levels[i]);
+    correct(&s->filter, s->spectra, s->power, learn, floor_value);
+    double heard = s->levels[0], main_level = s->levels[1], own = s->levels[2];
+    if (on) {
+        s->wait = s->wait > 0 ? s->wait - 1 : 0;
+        s->since = own < s->better * main_level && own < s->better * heard && learn ? s->since + 1 : 0;
+    }
+    if (!(s->since > s->hold) || s->wait) return 0;
+    s->since = 0, s->wait = s->pause;
+    return main_level > heard ? 2 : 1;
+}
+
+/* --- the linear stage ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int hop, bins, count, max_samples, slot, phase, explained;
+    double hop_s, rate_hz, doubt, far_active, start_variance, max_path_gain, variance_floor, counts, level_s;
+    double headroom_s, latest_s, start_s, clip_share, clip_rate, judge_s, worse_db, quick_s, patience_s, min_gain_db;
+    double sure_confidence, far_level, mic_level, path_gain, clipped, slow[2], quick[2], active, doubtful, trust;
+    float mic_peak;
+    Iir dc[2], high[3];
+    Delay delay;
+    FarLine past;
+    Kalman kalman;
+    Shadow shadow;
+    Complex *spectra;
+    double *mean;
+    float *power, *pair, *raw, *mic_high, *far_high, *mic, *far, *echo, *error;
+} Linear;
+
+static Linear new_linear(const char *text, int rate_hz, int hop) {
+    Linear s = {.hop = hop, .bins = hop + 1, .hop_s = (double)hop / rate_hz, .rate_hz = rate_hz, .trust = 1};
+    s.count = (int)number(text, "num_partitions"), s.max_samples = (int)number(text, "max_samples");
+    s.far_active = number(text, "far_active"), s.start_variance = number(text, "start_variance");
+    s.max_path_gain = number(text, "max_path_gain"), s.variance_floor = number(text, "variance_floor");
+    s.counts = pow(number(text, "int16"), 2), s.level_s = number(text, "level_s"), s.doubt = number(text, "doubt");
+    s.headroom_s = number(text, "headroom_s"), s.latest_s = number(text, "latest_s");
+    s.clip_share = number(text, "clip_share"), s.sure_confidence = number(text, "sure_confidence");
+    s.start_s = number(text, "start_s"), s.clip_rate = number(text, "clip_rate"), s.judge_s = number(text, "judge_s");
+    s.worse_db = number(text, "worse_db"), s.quick_s = number(text, "quick_s");
+    s.patience_s = number(text, "patience_s"), s.min_gain_db = number(text, "min_gain_db");
+    for (int i = 0; i < 2; i++) s.dc[i] = dc_blocker(number(text, "dc_cutoff_hz"), rate_hz);
+    for (int i = 0; i < 3; i++) s.high[i] = high_pass(number(text, "high_pass_hz"), rate_hz);
+    s.delay = new_delay(value_of(text, "delay"), rate_hz, hop);
+    s.past = new_line(text, hop, s.count, s.max_samples);
+    s.kalman = new_kalman(text, hop, &s.high[0]);
+    s.kalman.posterior = !strncmp(value_of(text, "output"), "\"posterior\"", 11);
+    s.shadow = new_shadow(value_of(text, "shadow"), &s.delay, s.hop_s);
+    size_t bins = (size_t)s.bins, rows = 2 * (size_t)s.count;
+    s.spectra = zeros(rows * bins, sizeof(Complex)), s.power = zeros(rows * bins, sizeof(float));
+    s.mean = zeros(rows, sizeof(double));
+    float **waves[] = {&s.pair, &s.raw, &s.mic_high, &s.far_high, &s.mic, &s.far, &s.echo, &s.error};
+    for (size_t i = 0; i < sizeof waves / sizeof *waves; i++) *waves[i] = zeros(2 * (size_t)hop, sizeof(float));
+    return s;
+}
+
 static int clipping(Linear *s, const float *mic) {
     float top = mic[0], bottom = mic[0];
     for (int n = 1; n < s->hop; n++) top = fmaxf(top, mic[n]), bottom = fminf(bottom, mic[n]);
     float peak = fmaxf(top, -bottom);
     s->mic_peak = fmaxf(peak, s->mic_peak);
-    float level = 0.9999f * s->mic_peak;
+    float level = (float)s->clip_share * s->mic_peak;
     int count = 0;
     if (peak >= level && top - bottom > 0.5f * s->mic_peak)
         for (int n = 0; n < s->hop; n++) count += fabsf(mic[n]) >= level;
@@ -448,142 +850,99 @@ static int levels(Linear *s, int start, double *floor_out) {
 }
 
 static void judge(Linear *s, int on) {
-    const float *x[2] = {s->mic_high, s->errors[1] + s->hop};
+    const float *x[2] = {s->mic_high, s->kalman.errors[1] + s->hop};
     for (int i = 0; i < 2 && on; i++) {
         double now = mean_square(x[i], s->hop);
         s->slow[i] += fmin(1, s->hop_s / (s->judge_s / 2)) * (now - s->slow[i]);
         s->quick[i] += fmin(1, s->hop_s / s->quick_s) * (now - s->quick[i]);
     }
     int reduced = s->slow[0] > s->slow[1] * pow(10, s->min_gain_db / 10) && s->active * s->hop_s > s->start_s;
-    int aligned = s->delay.confidence > s->delay.min_confidence && s->delay.agree >= s->delay.num_agree;
-    double doubt = reduced || aligned ? 0 : s->doubt + on;
-    s->doubt = fmin(doubt, 1e6);
+    int aligned = s->delay.confidence > s->sure_confidence && s->delay.agree >= s->delay.num_agree;
+    double doubtful = reduced || aligned ? 0 : s->doubtful + on;
+    s->doubtful = fmin(doubtful, 1e6);
     s->explained |= reduced || aligned;
-    int lost = doubt > (s->explained ? s->patience_s : s->judge_s) / s->hop_s;
+    int lost = doubtful > (s->explained ? s->patience_s : s->judge_s) / s->hop_s;
     int worse = !s->explained && s->quick[0] < s->quick[1] * pow(10, -s->worse_db / 10);
     s->trust += fmin(1, s->hop_s / s->quick_s) * (!(lost || worse) - s->trust);
 }
 
-/* Learns from errors; -> the error by which the output is defined. */
-static const float *correct(Linear *s, int start, int learn, double floor_value) {
-    int bins = s->bins, hop = s->hop;
-    const Complex *x = s->spectra + (size_t)start * (size_t)bins;
-    const float *power = s->power + (size_t)start * (size_t)bins, *error = s->errors[0] + hop;
-    float a = (float)s->transition, gain = a * a, leak = (float)(1 - s->transition * s->transition);
-    rfft(&s->fft, s->errors[0], s->plain);
-    rfft(&s->fft, s->errors[1], s->passed);
-    for (int k = 0; k < bins; k++) {
-        Complex e = s->passed[k], h = {s->response[k].re, -s->response[k].im};
-        float sum = 0, h2 = h.re * h.re + h.im * h.im;
-        s->psd[k] += (float)(1 - s->smoothing) * (e.re * e.re + e.im * e.im - s->psd[k]);
-        for (int l = 0; l < s->count; l++) sum += s->variance[l * bins + k] * power[l * bins + k];
-        float explained = h2 * sum, total = explained + 2.0f / (float)s->count * s->psd[k] + TINY;
-        s->plain[k].re *= 1 - explained / total, s->plain[k].im *= 1 - explained / total;
-        s->drive[k] = times(e, h);
-        s->drive[k].re /= total, s->drive[k].im /= total;
-        s->total[k] = -0.5f * gain * h2 / total;
-    }
-    if (s->posterior) {
-        irfft(&s->fft, s->plain, s->wave);
-        memcpy(s->far_now + hop, s->wave + hop, (size_t)hop * sizeof(float)); /* its second half is free */
-        error = s->far_now + hop;
-    }
-    for (int l = 0; l < s->count; l++) {
-        Complex *w = s->weight + (size_t)l * (size_t)bins;
-        float *v = s->variance + (size_t)l * (size_t)bins;
-        const float *p = power + (size_t)l * (size_t)bins;
-        if (learn) {
-            for (int k = 0; k < bins; k++) {
-                Complex c = {x[l * bins + k].re, -x[l * bins + k].im};
-                c = times(c, s->drive[k]);
-                s->part[k] = (Complex){c.re * v[k], c.im * v[k]};
-            }
-            irfft(&s->fft, s->part, s->wave);
-            memset(s->wave + hop, 0, (size_t)hop * sizeof(float));
-            rfft(&s->fft, s->wave, s->part);
-        }
-        for (int k = 0; k < bins; k++) {
-            if (learn) w[k].re += s->part[k].re, w[k].im += s->part[k].im;
-            w[k].re *= a, w[k].im *= a;
-            v[k] *= learn ? v[k] * p[k] * s->total[k] + gain : gain;
-            v[k] = fmaxf(v[k] + leak * (w[k].re * w[k].re + w[k].im * w[k].im), (float)floor_value);
-        }
-    }
-    return error;
+/* The spectrum of the pair of hops, into a row of the ring and its twin. */
+static void write_row(Linear *s, int slot) {
+    int bins = s->bins;
+    Complex *fresh = s->spectra + (size_t)slot * (size_t)bins;
+    float *power = s->power + (size_t)slot * (size_t)bins;
+    size_t twin = (size_t)s->count * (size_t)bins;
+    double mean = 0;
+    rfft(&s->kalman.fft, s->pair, fresh);
+    for (int k = 0; k < bins; k++) mean += power[k] = fresh[k].re * fresh[k].re + fresh[k].im * fresh[k].im;
+    memcpy(fresh + twin, fresh, (size_t)bins * sizeof(Complex));
+    memcpy(power + twin, power, (size_t)bins * sizeof(float));
+    s->mean[slot] = s->mean[slot + s->count] = mean / bins;
 }
 
-static void shift(Linear *s, int blocks) {
-    size_t bins = (size_t)s->bins, num = (size_t)s->count;
-    Complex *weight = zeros(num * bins, sizeof(Complex));
-    float *variance = zeros(num * bins, sizeof(float));
-    for (int l = 0; l < s->count; l++) {
-        int from = l - blocks, valid = from >= 0 && from < s->count;
-        for (size_t k = 0; k < bins; k++)
-            variance[(size_t)l * bins + k] =
-                valid ? s->variance[(size_t)from * bins + k] : (float)(s->start_variance * s->path_gain);
-        if (valid) memcpy(weight + (size_t)l * bins, s->weight + (size_t)from * bins, bins * sizeof(Complex));
+/* Delays the far end by so many samples more, its past included. */
+static void move(Linear *s, int samples) {
+    FarLine *f = &s->past;
+    int hop = s->hop;
+    shift(&s->kalman, samples, s->start_variance * s->path_gain);
+    f->whole += samples;
+    for (int i = 0; i < s->count; i++) {
+        int back = (s->count - i) * hop;
+        float begin = f->fraction - f->rate * (float)back, middle = rintf(begin + f->rate * (0.5f * (float)hop));
+        int base = f->whole + (int)middle;
+        memmove(s->pair, s->pair + hop, (size_t)hop * sizeof(float));
+        read_line(f, back, base > 0 ? base : 0, begin - middle, s->pair + hop);
+        if (i) write_row(s, (s->slot + i) % s->count);
     }
-    memcpy(s->weight, weight, num * bins * sizeof(Complex));
-    memcpy(s->variance, variance, num * bins * sizeof(float));
-    free(weight);
-    free(variance);
 }
 
 static void align(Linear *s) {
     Delay *d = &s->delay;
-    if (!s->max_blocks) return;
-    observe(d, s->mic, s->far_now, s->phase, s->hop);
+    if (!s->max_samples) return;
+    observe(d, s->mic, s->raw, s->phase, s->hop);
     s->phase = (s->phase + 1) % d->period;
     if (s->phase) return;
     update(d);
-    double lag_s = d->lag / d->low_rate_hz, inside_s = lag_s - s->blocks * s->hop_s;
-    if (!d->found || (inside_s >= 0.5 * s->headroom_s && inside_s <= s->latest_s)) return;
-    int wanted = (int)fmin(fmax(floor((lag_s - s->headroom_s) / s->hop_s), 0), s->max_blocks);
-    if (wanted != s->blocks) shift(s, wanted - s->blocks);
-    s->blocks = wanted;
+    s->past.rate = (float)d->rate;
+    if (d->jolt) doubt(&s->kalman, s->doubt, 0);
+    double inside = d->lag * d->factor - s->past.whole - s->past.fraction, headroom = s->headroom_s * s->rate_hz;
+    if (!d->found || (inside >= 0.5 * headroom && inside <= s->latest_s * s->rate_hz)) return;
+    int samples = (int)fmin(fmax(rint(inside - headroom), -s->past.whole), s->max_samples - s->past.whole);
+    if (samples) move(s, samples);
 }
 
 static void linear_step(Linear *s, const float *mic, const float *far) {
-    int hop = s->hop, bins = s->bins, clipped = clipping(s, mic);
+    int hop = s->hop, clipped = clipping(s, mic);
     filter(&s->dc[0], mic, s->mic, hop);
-    filter(&s->dc[1], far, s->far_now, hop);
-    memmove(s->line, s->line + hop, (size_t)hop * sizeof(float));
-    memcpy(s->line + hop, s->far_now, (size_t)hop * sizeof(float));
-    Complex *fresh = s->spectra + (size_t)s->slot * (size_t)bins;
-    float *power = s->power + (size_t)s->slot * (size_t)bins;
-    size_t twin = (size_t)s->ring * (size_t)bins;
-    double mean = 0;
-    rfft(&s->fft, s->line, fresh);
-    for (int k = 0; k < bins; k++) mean += power[k] = fresh[k].re * fresh[k].re + fresh[k].im * fresh[k].im;
-    memcpy(fresh + twin, fresh, (size_t)bins * sizeof(Complex));
-    memcpy(power + twin, power, (size_t)bins * sizeof(float));
-    s->mean[s->slot] = s->mean[s->slot + s->ring] = mean / bins;
-    int start = ((s->slot - s->blocks - s->count + 1) % s->ring + s->ring) % s->ring;
-    const Complex *seen = s->spectra + (size_t)start * (size_t)bins;
+    filter(&s->dc[1], far, s->raw, hop);
+    advance(&s->past, s->raw, s->far);
+    memmove(s->pair, s->pair + hop, (size_t)hop * sizeof(float));
+    memcpy(s->pair + hop, s->far, (size_t)hop * sizeof(float));
+    write_row(s, s->slot);
+    s->slot = (s->slot + 1) % s->count;
+    const Complex *seen = s->spectra + (size_t)s->slot * (size_t)s->bins;
+    const float *power = s->power + (size_t)s->slot * (size_t)s->bins;
 
     double floor_value;
-    int on = levels(s, start, &floor_value);
-    memset(s->sum, 0, (size_t)bins * sizeof(Complex));
-    for (int l = 0; l < s->count; l++)
-        for (int k = 0; k < bins; k++) {
-            Complex y = times(s->weight[l * bins + k], seen[l * bins + k]);
-            s->sum[k].re += y.re, s->sum[k].im += y.im;
-        }
-    irfft(&s->fft, s->sum, s->wave);
-    for (int n = 0; n < hop; n++) s->errors[0][hop + n] = s->mic[n] - s->wave[hop + n];
+    int on = levels(s, s->slot, &floor_value), learn = on && !clipped;
+    const float *echo = predict(&s->kalman, seen);
+    float *error = s->kalman.errors[0] + hop, *left = s->kalman.errors[1] + hop;
+    for (int n = 0; n < hop; n++) error[n] = s->mic[n] - echo[n];
     filter(&s->high[0], s->mic, s->mic_high, hop);
-    filter(&s->high[1], s->errors[0] + hop, s->errors[1] + hop, hop);
-    const float *after = correct(s, start, on && !clipped, floor_value);
+    filter(&s->high[1], error, left, hop);
+    filter(&s->high[2], s->far, s->far_high, hop);
+    const float *after = correct(&s->kalman, seen, power, learn, floor_value);
     for (int n = 0; n < hop; n++) s->echo[n] = s->mic[n] - after[n];
+    const float *const waves[3] = {s->mic_high, s->far_high, left};
+    double quick = fmax(floor_value, s->shadow.floor * s->start_variance * s->path_gain);
+    int alarm = watch(&s->shadow, waves, on, learn, quick);
+    if (alarm) doubt(&s->kalman, s->doubt, alarm == 2);
     judge(s, on);
     for (int n = 0; n < hop; n++) {
         s->echo[n] *= (float)s->trust;
         s->error[n] = s->mic[n] - s->echo[n];
     }
-    irfft(&s->fft, seen + (size_t)(s->count - 1) * (size_t)bins, s->wave);
-    memcpy(s->far, s->wave + hop, (size_t)hop * sizeof(float));
     align(s);
-    s->slot = (s->slot + 1) % s->ring;
 }
 
 /* --- network: one step of the graph, states fed back ------------------------------------------------------------------ */
@@ -761,10 +1120,10 @@ int main(int argc, char **argv) {
             memmove(frame, frame + hop, size * sizeof(float));
             memcpy(frame + hop, signals[i], size * sizeof(float));
             for (int n = 0; n < 2 * hop; n++) windowed[n] = frame[n] * window[n];
-            rfft(&linear.fft, windowed, (Complex *)network.input[0] + (size_t)i * (size + 1));
+            rfft(&linear.kalman.fft, windowed, (Complex *)network.input[0] + (size_t)i * (size + 1));
         }
         network_step(&network);
-        irfft(&linear.fft, (const Complex *)network.output, windowed);
+        irfft(&linear.kalman.fft, (const Complex *)network.output, windowed);
         for (int n = 0; n < hop; n++) {
             made[n] = overlap[n] + windowed[n] * window[n];
             overlap[n] = windowed[hop + n] * window[hop + n];

@@ -206,6 +206,22 @@ def decimation_matrix(factor: int, hop_samples: int, taps: int) -> np.ndarray:
     return matrix
 
 
+def fractional_delay(taps: int, order: int) -> np.ndarray:
+    """Farrow structure (Farrow 1988) of a fractional delay d around 0: float64 [taps, order + 1], taps odd.
+
+    sum_k d^k sum_j x[n + j - taps // 2] c[j, k] is x[n - d]: per tap a polynomial in d, fitted for |d| <= 0.6 to a
+    Kaiser-windowed sinc, flat to 0.8 of Nyquist. c[:, 0] is a unit pulse, so that d = 0 changes nothing.
+    """
+    half = taps // 2
+    d = np.linspace(-0.6, 0.6, 61)
+    u = np.arange(-half, half + 1)[:, None] + d  # [taps, 61]
+    pulse = (np.arange(taps) == half).astype(np.float64)
+    wanted = np.sinc(u) * np.i0(6.0 * np.sqrt(1 - (u / (half + 0.65)) ** 2)) / np.i0(6.0)
+    powers = d[:, None] ** np.arange(1, order + 1)  # [61, order]
+    fitted = np.linalg.lstsq(powers, (wanted - pulse[:, None]).T, rcond=None)[0]  # [order, taps]
+    return np.concatenate([pulse[:, None], fitted.T], axis=1)
+
+
 def gcc_phat(
     mic: np.ndarray,
     far: np.ndarray,

@@ -228,8 +228,8 @@ def test_rejected_changed_and_foreign_artifacts_are_refused(tmp_path):
     path.write_text(json.dumps(content | {"file": "model.onnx", "sha256": "0" * 64}))
     with pytest.raises(CheckpointError, match="isn't the file that was exported"):
         Canceller.load(folder)
-    path.write_text(json.dumps(content | {"format": 2}))
-    with pytest.raises(CheckpointError, match="another format than 1"):
+    path.write_text(json.dumps(content | {"format": 1}))
+    with pytest.raises(CheckpointError, match="another format than 2"):
         Canceller.load(folder)
     path.write_text("{")
     with pytest.raises(CheckpointError, match="can't be read"):

@@ -16,10 +16,17 @@ import torch
 from echofree import __version__
 from echofree.errors import CheckpointError, EchoFreeError
 from echofree.model import delay as delays
+from echofree.model import drift, shadow
 from echofree.model import frontend as fronts
+from echofree.model.adaptive import DOUBT
 from echofree.model.frontend import FrontEnd
 from echofree.model.graph import StreamGraph
 from echofree.runtime.contract import Contract, State
+
+SHADOW = ("transition", "psd_smoothing", "level_s", "better", "hold_s", "wait_s", "first_s", "floor")
+DRIFT = (
+    "window", "before", "edge", "spans", "forget", "max_ppm", "step_ppm", "min_agreement", "min_count", "max_move",
+)  # fmt: skip
 
 Calibration = Callable[[], Iterator[dict[str, np.ndarray]]]  # inputs and states of steps, by the graph's names
 
@@ -153,25 +160,31 @@ def linear_numbers(front: Any) -> dict[str, Any]:
         )
     kalman, names = front.filter, (
         "dc_cutoff_hz", "high_pass_hz", "far_active", "start_variance", "max_path_gain", "variance_floor", "int16",
-        "level_s", "headroom_s", "latest_s", "start_s", "negative_updates", "clip_rate", "judge_s", "worse_db",
-        "quick_s", "patience_s", "min_gain_db", "max_drift_ppm",
+        "level_s", "headroom_s", "latest_s", "start_s", "negative_updates", "clip_share", "clip_rate", "judge_s",
+        "worse_db", "quick_s", "patience_s", "min_gain_db", "sure_confidence",
     )  # fmt: skip
     return {
         "num_partitions": front.num_partitions,
-        "max_blocks": front.max_blocks,
+        "max_samples": front.max_samples,
         "transition": kalman.transition,
         "output": kalman.output,
         "psd_smoothing": kalman.psd_smoothing,
         **{name: getattr(fronts, name.upper()) for name in names},
+        "doubt": DOUBT,
+        "farrow": front.line.farrow.tolist(),
+        "shadow": {
+            "num_partitions": front.shadow.num_partitions,
+            **{name: getattr(shadow, name.upper()) for name in SHADOW},
+        },
         "delay": delay_numbers(front.delay),
     }
 
 
-def delay_numbers(delay: delays.DelayEstimator) -> dict[str, float]:
+def delay_numbers(delay: delays.DelayEstimator) -> dict[str, Any]:
     """The same of the delay estimator."""
     names = (
         "low_rate_hz", "far_samples", "mic_samples", "lead_samples", "taps", "num_agree", "tolerance", "min_confidence",
-        "history", "min_lags",
+        "forget_fast", "forget_slow", "max_drift_ppm", "early_samples", "early_share",
     )  # fmt: skip
     low_hz, high_hz = delays.BAND_HZ
     return {
@@ -179,5 +192,5 @@ def delay_numbers(delay: delays.DelayEstimator) -> dict[str, float]:
         "low_hz": low_hz,
         "high_hz": high_hz,
         "period": delay.period,
-        "forget": delay.forget,
+        "drift": {name: getattr(drift, name.upper()) for name in DRIFT},
     }

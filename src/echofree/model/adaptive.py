@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from echofree.contracts import State
 
 TINY = 1e-20  # below any audible power, above float32's smallest normal number
+DOUBT = 1.0  # variance after an alarm, in units of the mean |W_l|^2
 STATES = ("weight", "variance", "psd")
 
 
@@ -122,16 +123,32 @@ class KalmanFilter(nn.Module):
         torch.maximum(variance, floor.unsqueeze(1), out=variance)
         return error
 
-    def shift(self, blocks: Tensor, start: Tensor, state: State) -> None:
-        """Moves every stream's echo path by `blocks` [B] partitions, in place: positive when the far end is from now on
-        delayed by as many hops more. What is shifted in starts from zero with variance `start` [B, 1]."""
-        count = self.num_partitions
-        source = torch.arange(count, device=blocks.device) - blocks.long().unsqueeze(1)  # [B, L], oldest first
-        valid = ((source >= 0) & (source < count)).to(start.dtype).unsqueeze(-1)  # [B, L, 1]
-        index = source.clamp(0, count - 1).unsqueeze(-1)
+    def doubt(self, alarm: Tensor, spoilt: Tensor, state: State) -> None:
+        """Makes the filter quick again, in place, where alarm [B, 1] is 1: the error of each partition is taken to be
+        as large as the partition itself. Where spoilt [B, 1] is 1 the echo path is forgotten."""
         weight, variance = state["weight"], state["variance"]
-        bins = variance.shape[-1]
-        moved = weight.gather(1, index.unsqueeze(-1).expand(-1, -1, bins, 2))
-        weight.copy_(moved * valid.unsqueeze(-1))
-        moved = variance.gather(1, index.expand(-1, -1, bins))
-        variance.copy_(torch.where(valid > 0, moved, start.unsqueeze(-1)))
+        size = weight.square().sum(-1).mean(-1, keepdim=True)  # [B, L, 1]
+        torch.maximum(variance, DOUBT * size * alarm.unsqueeze(-1), out=variance)
+        weight.mul_(1 - spoilt.view(-1, 1, 1, 1))
+
+    def shift(self, samples: Tensor, start: Tensor, state: State) -> None:
+        """Moves every stream's echo path by `samples` [B, 1], in place: positive when the far end is from now on
+        delayed by as many more. What is shifted in starts from zero with variance `start` [B, 1]."""
+        hop, count = self.hop_samples, self.num_partitions
+        weight, variance, moved = state["weight"], state["variance"], samples.long()
+        taps = torch.fft.irfft(torch.view_as_complex(weight))[..., :hop].flip(1).flatten(1)  # [B, L M], in time
+        source = torch.arange(count * hop, device=moved.device) + moved  # [B, L M]
+        valid = (source >= 0) & (source < count * hop)
+        taps = taps.gather(1, source.clamp(0, count * hop - 1)) * valid
+        taps = torch.nn.functional.pad(taps.unflatten(1, (count, hop)).flip(1), (0, hop))
+        changed = moved != 0
+        spectra = torch.view_as_real(torch.fft.rfft(taps))
+        weight.copy_(torch.where(changed.view(-1, 1, 1, 1), spectra, weight))
+        # of the two partitions that a new one covers, the less certain one counts
+        first = torch.arange(count - 1, -1, -1, device=moved.device) + moved.div(hop, rounding_mode="floor")  # [B, L]
+        parts = []
+        for part in (first, first + (moved % hop != 0)):
+            known = ((part >= 0) & (part < count)).unsqueeze(-1)  # [B, L, 1]
+            index = (count - 1 - part.clamp(0, count - 1)).unsqueeze(-1).expand(-1, -1, variance.shape[-1])
+            parts.append(torch.where(known, variance.gather(1, index), start.unsqueeze(-1)))
+        variance.copy_(torch.where(changed.unsqueeze(-1), torch.maximum(*parts), variance))

@@ -2,8 +2,9 @@
 
 GCC-PHAT (Knapp & Carter 1976) on signals decimated to 4 kHz: every `period` hops the last half second of the microphone
 is correlated with the last 1.6 s of the far end, and the whitened cross-spectra are averaged recursively while both
-are active. A lag counts as found when it was the same in `NUM_AGREE` updates in a row and its peak stands out of the
-rms over all lags. The slope on which the lags of the last 16 s lie is the clock drift.
+are active, over one second and over three: the short average follows a jump, the long one outlasts the stretches in
+which a voice resembles itself one pitch period later. A lag counts as found when it was the same in `NUM_AGREE` updates
+in a row and its peak stands out of the rms over all lags. Where the clocks drift, the averages are turned along.
 
 Legend: B batch, M hop, N far window (low rate), U hops between updates.
 """
@@ -16,20 +17,24 @@ from torch import Tensor, nn
 from echofree.contracts import State
 from echofree.dsp import decimation_matrix
 from echofree.errors import ConfigError
+from echofree.model import drift
 
 LOW_RATE_HZ = 4000
 FAR_SAMPLES = 6400  # N: 1.6 s, a size that FFTs like
 MIC_SAMPLES = 2000  # 0.5 s
 LEAD_SAMPLES = 200  # 50 ms: how far the microphone may be ahead
 NUM_LAGS = FAR_SAMPLES - MIC_SAMPLES + 1
+ZERO_LAG = FAR_SAMPLES - MIC_SAMPLES - LEAD_SAMPLES  # where the microphone's segment begins in the far window
 BAND_HZ = (300.0, 1800.0)
 TAPS = 32
 NUM_AGREE = 3  # updates in a row with the same lag
 TOLERANCE = 6.0  # low-rate samples (1.5 ms) within which two lags are the same
+EARLY_SAMPLES = 240  # low-rate: 60 ms
+EARLY_SHARE = 0.5
 MIN_CONFIDENCE = 7.0  # for a lag to count
-HISTORY = 64  # lags kept for the drift, 16 s
-MIN_LAGS = 20
-MAX_DRIFT_PPM = 30.0
+FORGET_FAST = 0.7  # weight of the past in the averages, per update
+FORGET_SLOW = 0.92
+MAX_DRIFT_PPM = 30.0  # beyond it the drift is taken out
 
 
 class DelayEstimator(nn.Module):
@@ -38,13 +43,14 @@ class DelayEstimator(nn.Module):
     Args:
         sample_rate: Hz, a multiple of 4000.
         hop_samples: M, a multiple of sample_rate / 4000.
-        forget: weight of the past in the average of the cross-spectra, per update.
         dtype: of the arithmetic.
     """
 
     decimator: Tensor
+    omega: Tensor
+    around: Tensor
 
-    def __init__(self, sample_rate: int, hop_samples: int, forget: float = 0.7, dtype: torch.dtype = torch.float32):
+    def __init__(self, sample_rate: int, hop_samples: int, dtype: torch.dtype = torch.float32):
         super().__init__()
         factor = sample_rate // LOW_RATE_HZ
         if sample_rate % LOW_RATE_HZ or hop_samples % factor:
@@ -52,7 +58,7 @@ class DelayEstimator(nn.Module):
                 f"sample_rate={sample_rate} must be a multiple of {LOW_RATE_HZ} and hop_samples={hop_samples} one of "
                 f"{max(factor, 1)}: the delay is estimated on hops decimated to {LOW_RATE_HZ} Hz"
             )
-        self.factor, self.hop_samples, self.forget = factor, hop_samples, forget
+        self.factor, self.hop_samples = factor, hop_samples
         self.low_hop = hop_samples // factor
         self.period = max(1, round(0.256 * LOW_RATE_HZ / self.low_hop))  # U
         matrix = decimation_matrix(factor, hop_samples, TAPS)
@@ -60,6 +66,10 @@ class DelayEstimator(nn.Module):
         hz = torch.fft.rfftfreq(FAR_SAMPLES, 1 / LOW_RATE_HZ)
         self.first = int((hz < BAND_HZ[0]).sum())
         self.last = int((hz <= BAND_HZ[1]).sum())
+        omega = 2 * torch.pi * torch.arange(self.first, self.last, dtype=torch.float64) / FAR_SAMPLES
+        self.register_buffer("around", torch.arange(-1, 2), persistent=False)
+        self.register_buffer("omega", (omega * self.period * self.low_hop).to(dtype), persistent=False)
+        self.drift = drift.DriftEstimator(self.period * self.low_hop, LOW_RATE_HZ, BAND_HZ, dtype)
 
     def init_state(self, batch: int) -> State:
         """Float tensors, first axis batch; `lag` and the lags kept count low-rate samples."""
@@ -69,16 +79,16 @@ class DelayEstimator(nn.Module):
             "fresh": zeros(batch, 2, self.period, self.low_hop),  # low-rate hops since the last update
             "low_mic": zeros(batch, MIC_SAMPLES + LEAD_SAMPLES),
             "low_far": zeros(batch, FAR_SAMPLES),
-            "cross": zeros(batch, self.last - self.first, 2),
+            "fast": zeros(batch, self.last - self.first, 2),
+            "slow": zeros(batch, self.last - self.first, 2),
             "lag": zeros(batch, 1),  # the lag found last
             "confidence": zeros(batch, 1),
             "candidate": zeros(batch, 1),
             "agree": zeros(batch, 1),  # updates in a row that gave the candidate
             "found": zeros(batch, 1),  # 1 once a lag was found
-            "ticks": zeros(batch, 1),  # updates so far
-            "lags": zeros(batch, HISTORY),  # the newest trustworthy lags, newest last
-            "lag_ticks": zeros(batch, HISTORY),  # and when they were seen
-            "num_lags": zeros(batch, 1),
+            "rate": zeros(batch, 1),  # of the drift that is taken out, samples per sample
+            "jolt": zeros(batch, 1),  # 1 if this update changed the rate
+            **{f"drift_{name}": value for name, value in self.drift.init_state(batch).items()},
         }
 
     def observe(self, pair: Tensor, slot: Tensor, state: State) -> None:
@@ -109,29 +119,52 @@ class DelayEstimator(nn.Module):
         level = magnitude.mean(-1, keepdim=True)
         active = due & (level > 1e-12) & _steady(far)
         white = torch.view_as_real(cross / (magnitude + 0.05 * level + 1e-20))
-        blend = torch.lerp(white, state["cross"], self.forget)
-        state["cross"].copy_(torch.where(active.unsqueeze(-1), blend, state["cross"]))
+        self._average(white, active, state)
 
-        lag, confidence = self._peak(state["cross"])
-        self._decide(due, active, lag, confidence, state)
+        values = self._correlation(state["fast"] + state["slow"])[:, :NUM_LAGS].abs()
+        lag, confidence = self._peak(values)
+        self._decide(active, lag, confidence, state)
+        self._follow(white, due, active, state)
 
-    def _peak(self, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """Averaged cross-spectrum [B, bins, 2] -> (lag [B, 1] in low-rate samples, confidence [B, 1])."""
+    def _average(self, white: Tensor, active: Tensor, state: State) -> None:
+        if white.device.type != "cpu" or bool(state["rate"].any()):
+            turn = torch.view_as_real(torch.polar(torch.ones_like(white[..., 0]), self.omega * state["rate"]))
+        else:
+            turn = None
+        for name, forget in (("fast", FORGET_FAST), ("slow", FORGET_SLOW)):
+            past = state[name]
+            if turn is not None:
+                past = torch.view_as_real(torch.view_as_complex(past) * torch.view_as_complex(turn))
+            blend = torch.lerp(white, past, forget)
+            state[name].copy_(torch.where(active.unsqueeze(-1), blend, state[name]))
+
+    def _correlation(self, cross: Tensor) -> Tensor:
+        """[B, bins, 2] -> [B, N] over lags, the longest delay first."""
         spectrum = torch.view_as_complex(cross.contiguous())
         full = spectrum.new_zeros(len(spectrum), FAR_SAMPLES // 2 + 1)
         full[:, self.first : self.last] = spectrum
-        values = torch.fft.irfft(full, n=FAR_SAMPLES)[:, :NUM_LAGS].abs()  # [B, lags], the longest delay first
-        best = values.argmax(-1, keepdim=True)
-        peak = values.gather(1, best)
+        return torch.fft.irfft(full, n=FAR_SAMPLES)
+
+    def _peak(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """values [B, lags] -> (lag [B, 1] in low-rate samples, confidence [B, 1]).
+
+        A dense room holds more in its tail than in the direct path, so the earliest peak that is half as high as the
+        highest one counts, of those up to EARLY_SAMPLES before it."""
+        highest = values.argmax(-1, keepdim=True)
+        peak = values.gather(1, highest)
+        near = highest + torch.arange(EARLY_SAMPLES + 1, device=values.device)  # [B, 241], earlier and earlier
+        around = values.gather(1, (near.unsqueeze(-1) + self.around).flatten(1).clamp(0, NUM_LAGS - 1))
+        left, mid, right = around.unflatten(1, (-1, 3)).unbind(-1)
+        strong = (mid >= EARLY_SHARE * peak) & (mid >= left) & (mid >= right) & (near < NUM_LAGS)
+        best = highest + (strong * torch.arange(EARLY_SAMPLES + 1, device=values.device)).amax(-1, keepdim=True)
         inner = best.clamp(1, NUM_LAGS - 2)
         left, mid, right = (values.gather(1, inner + i) for i in (-1, 0, 1))
         curve = left - 2 * mid + right
         offset = torch.where((curve < 0) & (inner == best), (left - right) / (2 * curve - 1e-20), torch.zeros_like(mid))
         position = best + offset.clamp(-0.5, 0.5)
-        start = FAR_SAMPLES - MIC_SAMPLES - LEAD_SAMPLES  # where the segment begins in the far window
-        return start - position, peak / (values.square().mean(-1, keepdim=True).sqrt() + 1e-20)
+        return ZERO_LAG - position, peak / (values.square().mean(-1, keepdim=True).sqrt() + 1e-20)
 
-    def _decide(self, due: Tensor, active: Tensor, lag: Tensor, confidence: Tensor, state: State) -> None:
+    def _decide(self, active: Tensor, lag: Tensor, confidence: Tensor, state: State) -> None:
         good = active & (confidence > MIN_CONFIDENCE)
         same = (lag - state["candidate"]).abs() <= TOLERANCE
         agree = torch.where(same, state["agree"] + 1, torch.ones_like(lag)).clamp(max=100.0)
@@ -142,41 +175,29 @@ class DelayEstimator(nn.Module):
         state["found"].copy_(torch.where(sure, torch.ones_like(lag), state["found"]))
         state["confidence"].copy_(torch.where(active, confidence, state["confidence"]))
 
-        state["ticks"].add_(due.to(lag.dtype))
-        for name, value in (("lags", lag), ("lag_ticks", state["ticks"])):
-            state[name].copy_(torch.where(good, torch.cat([state[name][:, 1:], value], dim=-1), state[name]))
-        state["num_lags"].add_(good.to(lag.dtype)).clamp_(max=HISTORY)
+    def _follow(self, white: Tensor, due: Tensor, active: Tensor, state: State) -> None:
+        """Estimates the drift, and sets the rate at which it is taken out."""
+        values = self._correlation(white)
+        at = state["lag"].round()
+        index = torch.arange(drift.WINDOW, device=at.device) - drift.BEFORE
+        cut = values.gather(1, ((ZERO_LAG - at).long() - index) % FAR_SAMPLES)  # [B, G], growing delay
+        inner = {k[6:]: v for k, v in state.items() if k.startswith("drift_")}
+        self.drift.update(cut, at, active & (state["found"] > 0), due, inner)
+        found, told = self.drift.drift(inner)
+        old = state["rate"]
+        wanted = due & told & ((found.abs() > MAX_DRIFT_PPM * 1e-6) | (old != 0))
+        rate = torch.where(wanted, found, old)
+        state["jolt"].copy_(((rate - old).abs() > MAX_DRIFT_PPM * 1e-6).to(rate.dtype))
+        old.copy_(rate)
 
     def delay_samples(self, state: State) -> Tensor:
         """[B] samples at the full rate by which the microphone lags the far end; 0 until found."""
         return (state["lag"] * state["found"])[:, 0] * self.factor
 
     def drift_ppm(self, state: State) -> Tensor:
-        """[B] clock drift in parts per million, positive when the microphone falls behind; 0 where none can be told.
-
-        Lags jump between reflections, so no line is fitted: every pair of lags votes for the slopes that explain it.
-        The slope with the most votes (seconds between the two lags) counts if it clearly beats standing still.
-        """
-        lags, ticks = state["lags"], state["lag_ticks"] * (self.period * self.low_hop)  # both in low-rate samples
-        known = torch.arange(HISTORY, device=lags.device) >= HISTORY - state["num_lags"]  # [B, 64]
-        rise = lags.unsqueeze(2) - lags.unsqueeze(1)  # [B, 64, 64]
-        run = ticks.unsqueeze(2) - ticks.unsqueeze(1)
-        usable = known.unsqueeze(2) & known.unsqueeze(1) & (run >= LOW_RATE_HZ)
-        weight = run * usable
-        slopes = torch.arange(-1000, 1001, 20, device=lags.device) * 1e-6
-        votes = torch.stack([_votes(rise, run, weight, slope).sum((1, 2)) for slope in slopes], dim=1)  # [B, slopes]
-        best = votes.max(-1)
-        inliers = _votes(rise, run, weight, slopes[best.indices].view(-1, 1, 1))
-        slope = (inliers * rise).sum((1, 2)) / (inliers * run).sum((1, 2)).clamp(min=1.0)
-        still = votes[:, len(slopes) // 2]
-        told = (state["num_lags"][:, 0] >= MIN_LAGS) & (best.values > 5 * still)
-        told &= best.values > 0.08 * weight.sum((1, 2))
-        return torch.where(told, slope * 1e6, torch.zeros_like(slope))
-
-
-def _votes(rise: Tensor, run: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
-    """The weight of the pairs of lags that lie on a line of this slope to a fifth of a millisecond."""
-    return weight * ((rise - slope * run).abs() < 0.8)
+        """[B] clock drift in parts per million, positive when the microphone falls behind; 0 where none can be told."""
+        found, told = self.drift.drift({k[6:]: v for k, v in state.items() if k.startswith("drift_")})
+        return (found * told)[:, 0] * 1e6
 
 
 def _steady(far: Tensor) -> Tensor:

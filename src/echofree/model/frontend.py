@@ -1,14 +1,14 @@
-"""The linear front end: DC blocker, delay estimation, Kalman filter. It has nothing to train.
+"""The linear front end: DC blocker, delay and drift estimation, resampling, Kalman filter. It has nothing to train.
 
 What it returns is aligned with the microphone sample by sample and causal without look-ahead. Positive delay means that
 the microphone lags the far end. Conditions under which a Kalman filter alone fails silently are handled or flagged
-here: DC or rumble, another scale on one side, a bulk delay, a silent or unrelated far end, clipping, a clock that
-drifts, a microphone that is ahead of its far end.
+here: DC or rumble, another scale on one side, a bulk delay, a clock that drifts, an echo path that changes, a silent or
+unrelated far end, clipping, a microphone that is ahead of its far end.
 
 The delay is renewed once per period of U hops. Offline, what doesn't depend on the filter is computed for a period at
 once; `step` is the same code with a period of one hop.
 
-Legend: B batch, T samples, L partitions, F bins, M hop, R blocks of the far-end ring, U hops of a period, n hops.
+Legend: B batch, T samples, L partitions, F bins, M hop, U hops of a period, n hops.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from echofree.contracts import State
 from echofree.dsp import BlockIir, dc_blocker, frequency_response, high_pass
 from echofree.errors import ConfigError
 from echofree.model.adaptive import STATES, TINY, KalmanFilter
-from echofree.model.delay import LOW_RATE_HZ, MAX_DRIFT_PPM, NUM_AGREE, DelayEstimator
+from echofree.model.delay import MAX_DRIFT_PPM, NUM_AGREE, DelayEstimator
+from echofree.model.farline import FarLine
+from echofree.model.shadow import FLOOR, Shadow
 
 OUTPUTS = ("mic", "far", "mic_hp", "far_hp", "echo", "error")
 CPU_BATCH = 32  # clips at once on a CPU: what one hop touches then fits into a core's cache
 
 DC_CUTOFF_HZ = 5.0  # turns 100 Hz by 3 degrees
-HIGH_PASS_HZ = 80.0
+HIGH_PASS_HZ = 50.0
 FAR_ACTIVE = 1e-8  # mean square of the far end: -80 dB below full scale
 START_VARIANCE = 1.0  # variance of a new partition, in units of mean |mic|^2 / mean |far|^2
 MAX_PATH_GAIN = 4.0  # upper limit of that ratio, beyond which the microphone surely hears more than echo
 VARIANCE_FLOOR = 1e-7
 INT16 = 32768.0  # one side in [-1, 1], the other in 16-bit counts: seen, and no obstacle
 LEVEL_S = 0.25  # time constant of the levels
-HEADROOM_S = 0.006  # the direct path is placed this far inside the filter, or up to a hop further
-LATEST_S = 0.064  # a direct path inside the filter up to here needs no new alignment
+HEADROOM_S = 0.006  # the direct path is placed this far inside the filter
+LATEST_S = 0.020  # a direct path inside the filter up to here needs no new alignment
 START_S = 1.0  # of active far end, during which the start variance follows the level
 NEGATIVE_UPDATES = 8  # 2 s
+CLIP_SHARE = 1 - 1e-5  # of the highest sample so far, from which on a sample counts as clipped
 CLIP_RATE = 0.02  # of the share of clipped hops, per hop
 JUDGE_S = 3.0  # of active far end before one that never explained anything is called unexplained
 WORSE_DB = 6.0  # an error louder than the microphone by this much is no estimate, unless the far end was recognised
@@ -100,22 +103,21 @@ class FrontEnd(nn.Module):
             frequency_response(*high, hop_samples + 1),
             dtype,
         )
-        self.max_blocks = int(max_delay_ms * 1e-3 * sample_rate / hop_samples)
-        period = self.delay.period
-        self.ring = -(-(num_partitions + self.max_blocks + period) // period) * period  # R, a multiple of U
+        self.max_samples = int(max_delay_ms * 1e-3 * sample_rate / hop_samples) * hop_samples
+        self.line = FarLine(hop_samples, self.max_samples, num_partitions, dtype)
+        self.shadow = Shadow(sample_rate, hop_samples, dtype)
         self.hop_s = hop_samples / sample_rate
 
     def init_state(self, batch: int) -> State:
         """A fresh set of streams: tensors by name, first axis batch."""
         zeros = self.dc.matrix.new_zeros
         state = {
-            "slot": zeros(batch, 1),  # where the ring is written next
-            "spectra": zeros(batch, self.ring, self.hop_samples + 1, 2),  # of (last hop, this hop) of the far end
-            "far_last": zeros(batch, self.hop_samples),
+            "slot": zeros(batch, 1),  # hops since the last period ended
+            "spectra": zeros(batch, self.num_partitions - 1, self.hop_samples + 1, 2),  # of the aligned far end
+            "far_last": zeros(batch, self.hop_samples),  # aligned
             "dc": zeros(batch, 2, self.dc.order),
             "high": zeros(batch, 2, self.high.order),  # mic, aligned far
             "high_error": zeros(batch, self.high.order),
-            "blocks": zeros(batch, 1),  # alignment in hops
             "level": zeros(batch, 2),  # smoothed mean squares of (far, mic) while the far end is active
             "path_gain": zeros(batch, 1),  # level ratio at which the variance was last started
             "active": zeros(batch, 1),  # hops with an active far end, capped
@@ -132,6 +134,8 @@ class FrontEnd(nn.Module):
         }
         return {
             **state,
+            **{f"line.{k}": v for k, v in self.line.init_state(batch).items()},
+            **{f"shadow.{k}": v for k, v in self.shadow.init_state(batch).items()},
             **{f"kalman.{k}": v for k, v in self.filter.init_state(batch).items()},
             **{f"delay.{k}": v for k, v in self.delay.init_state(batch).items()},
         }
@@ -146,7 +150,7 @@ class FrontEnd(nn.Module):
 
         Returns:
             Tensors [B, T] in the dtype of the front end: "mic" (DC blocked), "far" (DC blocked, aligned), "mic_hp" and
-            "far_hp" (the same through the 80 Hz high-pass), "echo" (estimate of the echo in mic), "error" = mic - echo.
+            "far_hp" (the same through the 50 Hz high-pass), "echo" (estimate of the echo in mic), "error" = mic - echo.
             "flags": see `flags`.
         """
         chunk = CPU_BATCH if mic.device.type == "cpu" else max(len(mic), 1)
@@ -178,17 +182,17 @@ class FrontEnd(nn.Module):
     def step(self, mic: Tensor, far: Tensor, state: State) -> tuple[State, State]:
         """mic, far [B, M] -> (the tensors of `forward` without flags, each [B, M]; the new state)."""
         state = {key: value.clone() for key, value in state.items()}
-        due = bool((state["slot"] % self.delay.period == self.delay.period - 1).any())
+        due = bool((state["slot"] == self.delay.period - 1).any())
         with torch.autocast(mic.device.type, enabled=False):
             return self._advance(torch.stack([mic, far], dim=1).to(self.dtype), state, due), state
 
     def flags(self, state: State) -> dict[str, Tensor]:
         """What a person should know about the streams so far, each [B]: "delay_samples" (0 until found),
-        "delay_confidence" (peak / rms), "drift_ppm" (over the last 16 s), and bools: "drift" (beyond 30 ppm),
+        "delay_confidence" (peak / rms), "drift_ppm" (of the last seconds), and bools: "drift" (beyond 30 ppm),
         "negative_delay" (the microphone is ahead of the far end, which no causal filter can mend), "unexplained" (for
         most of the time in which the far end was active it explained nothing of the microphone), "saturated" (the
         microphone clips)."""
-        delay = {k[6:]: v for k, v in state.items() if k.startswith("delay.")}
+        delay = _part(state, "delay.")
         drift = self.delay.drift_ppm(delay)
         return {
             "delay_samples": self.delay.delay_samples(delay),
@@ -205,39 +209,41 @@ class FrontEnd(nn.Module):
         due: the last hop ends a period for some stream. -> the outputs, [B, n M] each."""
         hop, count = self.hop_samples, self.num_partitions
         kalman = {k: state["kalman." + k] for k in STATES}
+        shadow = _part(state, "shadow.")
         num = pair.shape[-1] // hop
-        slot = state["slot"].long()  # [B, 1]
         clipped = self._clipping(pair[:, 0].unflatten(-1, (num, hop)), state)  # [B, n]
         pair, rest = self.dc(pair, state["dc"])
         state["dc"].copy_(rest)
-        mic = pair[:, 0]
-        spectra = self._history(pair[:, 1], slot, state)  # [B, L - 1 + n, F], oldest first
+        mic, far = pair[:, 0], self.line.advance(pair[:, 1], _part(state, "line."))
+        spectra = self._history(far, state)  # [B, L - 1 + n, F], oldest first
         re, im = spectra.real.contiguous(), -spectra.imag
         power = re.square().addcmul_(im, im)
-        far = torch.fft.irfft(spectra[:, count - 1 :])[..., hop:].flatten(1)  # [B, n M]
         passed, rest = self.high(torch.stack([mic, far], dim=1), state["high"])
         state["high"].copy_(rest)
-        adapt, floor = self._levels(mic.unflatten(-1, (num, hop)), power, state)  # [B, n] each
+        adapt, floor, start = self._levels(mic.unflatten(-1, (num, hop)), power, state)  # [B, n] each
         learn = adapt * (1 - clipped)
+        low_mic, low_spectra = self.shadow.hear(passed, shadow)
 
         echoes, lefts = [], []
         for i in range(num):
-            block = slice(i, i + count)
+            block, at = slice(i, i + count), slice(i, i + 1)
             now = mic[:, i * hop : (i + 1) * hop]
             error = now - self.filter.predict(spectra[:, block], kalman)
             left, rest = self.high(error, state["high_error"])
             state["high_error"].copy_(rest)
             errors = torch.stack([error, left], dim=1)
             planes = (re[:, block], im[:, block])
-            after = self.filter.correct(
-                planes, power[:, block], errors, learn[:, i : i + 1], floor[:, i : i + 1], kalman
-            )
+            after = self.filter.correct(planes, power[:, block], errors, learn[:, at], floor[:, at], kalman)
             echoes.append(now - after)
             lefts.append(left)
+            own = low_spectra[:, i : i + self.shadow.num_partitions]
+            quick = torch.maximum(floor[:, at], FLOOR * start[:, at])
+            alarm, spoilt = self.shadow.step(low_mic[:, i], own, left, adapt[:, at], learn[:, at], quick, shadow)
+            if alarm.device.type != "cpu" or bool(alarm.any()):
+                self.filter.doubt(alarm, spoilt, kalman)
         trust = self._judge(passed[:, 0].unflatten(-1, (num, hop)), torch.stack(lefts, dim=1), adapt, state)  # [B, n]
         echo = (torch.stack(echoes, dim=1) * trust.unsqueeze(-1)).flatten(1)
-        self._align(pair, slot, state, kalman, due)
-        state["slot"].copy_((slot + num) % self.ring)
+        self._align(pair, state, kalman, due)
         return {
             "mic": mic,
             "far": far,
@@ -247,44 +253,54 @@ class FrontEnd(nn.Module):
             "error": mic - echo,
         }
 
-    def _history(self, far: Tensor, slot: Tensor, state: State) -> Tensor:
-        """Writes n hops of the far end [B, n M] into the ring and reads what the filter sees of it, delay taken out:
-        complex [B, L - 1 + n, F], oldest first."""
-        hop, batch = self.hop_samples, len(far)
+    def _history(self, far: Tensor, state: State) -> Tensor:
+        """n hops of the aligned far end [B, n M] -> spectra of (last hop, this hop) of the filter's whole span, complex
+        [B, L - 1 + n, F], oldest first."""
+        hop, count = self.hop_samples, self.num_partitions
         line = torch.cat([state["far_last"], far], dim=-1)
         state["far_last"].copy_(line[:, -hop:])
-        fresh = torch.view_as_real(torch.fft.rfft(line.unfold(-1, 2 * hop, hop)))  # [B, n, F, 2]
-        num = fresh.shape[1]
-        rows = torch.arange(batch, device=far.device).unsqueeze(1)
-        state["spectra"][rows, (slot + torch.arange(num, device=far.device)) % self.ring] = fresh
-        steps = torch.arange(1 - self.num_partitions, num, device=far.device)
-        index = (slot - state["blocks"].long() + steps) % self.ring + self.ring * rows  # [B, L - 1 + n]
-        spectra = state["spectra"].flatten(2).flatten(0, 1).index_select(0, index.flatten())
-        return torch.view_as_complex(spectra.view(*index.shape, hop + 1, 2))
+        fresh = torch.fft.rfft(line.unfold(-1, 2 * hop, hop))  # [B, n, F]
+        spectra = torch.cat([torch.view_as_complex(state["spectra"]), fresh], dim=1)
+        state["spectra"].copy_(torch.view_as_real(spectra[:, spectra.shape[1] - count + 1 :]))
+        return spectra
 
-    def _align(self, pair: Tensor, slot: Tensor, state: State, kalman: State, due: bool) -> None:
+    def _align(self, pair: Tensor, state: State, kalman: State, due: bool) -> None:
         """Feeds the delay estimator and moves the alignment where a new delay was found."""
-        if self.max_blocks == 0:
-            return
-        delay = {k[6:]: v for k, v in state.items() if k.startswith("delay.")}
-        phase = slot % self.delay.period  # [B, 1]
-        self.delay.observe(pair, phase[:, 0], delay)
-        if not due:
-            return
-        num = pair.shape[-1] // self.hop_samples
-        self.delay.update(phase + num == self.delay.period, delay)
-        lag_s = delay["lag"] / LOW_RATE_HZ  # [B, 1]
-        inside_s = lag_s - state["blocks"] * self.hop_s
-        move = (delay["found"] > 0) & ((inside_s < 0.5 * HEADROOM_S) | (inside_s > LATEST_S))
-        wanted = ((lag_s - HEADROOM_S) / self.hop_s).floor().clamp(0, self.max_blocks)
-        blocks = torch.where(move, wanted, state["blocks"])
-        shift = (blocks - state["blocks"])[:, 0]
-        if shift.device.type != "cpu" or bool(shift.any()):  # elsewhere, shifting by 0 is cheaper than asking
+        num, slot = pair.shape[-1] // self.hop_samples, state["slot"]
+        if self.max_samples > 0:
+            delay = _part(state, "delay.")
+            self.delay.observe(pair, slot[:, 0].long(), delay)
+            if due:
+                ended = slot + num == self.delay.period
+                self.delay.update(ended, delay)
+                self._move(delay, ended, state, kalman)
+        slot.copy_((slot + num) % self.delay.period)
+
+    def _move(self, delay: State, ended: Tensor, state: State, kalman: State) -> None:
+        hop, line = self.hop_samples, _part(state, "line.")
+        line["rate"].copy_(delay["rate"])
+        jolt = delay["jolt"] * ended
+        if jolt.device.type != "cpu" or bool(jolt.any()):
+            self.filter.doubt(jolt, 0 * jolt, kalman)
+        lag = delay["lag"] * self.delay.factor  # [B, 1]
+        taken = line["whole"] + line["fraction"]
+        inside = lag - taken
+        headroom, latest = HEADROOM_S * self.sample_rate, LATEST_S * self.sample_rate
+        move = ended & (delay["found"] > 0) & ((inside < 0.5 * headroom) | (inside > latest))
+        least, most = -line["whole"], self.max_samples - line["whole"]
+        shift = torch.minimum(torch.maximum((inside - headroom).round(), least), most) * move  # [B, 1]
+        if shift.device.type != "cpu" or bool(shift.any()):
             self.filter.shift(shift, START_VARIANCE * state["path_gain"], kalman)
-        state["blocks"].copy_(blocks)
-        ahead = (delay["found"] > 0) & (lag_s < -0.001) & (delay["agree"] >= NUM_AGREE)
+            line["whole"].add_(shift)
+            again = self.line.reread(line)  # [B, L M]
+            spectra = torch.view_as_real(torch.fft.rfft(again.unfold(-1, 2 * hop, hop)))  # [B, L - 1, F, 2]
+            moved = shift != 0
+            state["spectra"].copy_(torch.where(moved.view(-1, 1, 1, 1), spectra, state["spectra"]))
+            state["far_last"].copy_(torch.where(moved, again[:, -hop:], state["far_last"]))
+        ahead = (delay["found"] > 0) & (lag < -0.001 * self.sample_rate) & (delay["agree"] >= NUM_AGREE)
         negative = state["negative"]  # to be told, it has to stay so
-        negative.copy_(torch.where(ahead | (negative >= NEGATIVE_UPDATES), negative + 1, 0 * negative).clamp_(max=1e3))
+        count = torch.where(ahead | (negative >= NEGATIVE_UPDATES), negative + 1, 0 * negative).clamp(max=1e3)
+        negative.copy_(torch.where(ended, count, negative))
 
     def _clipping(self, mic: Tensor, state: State) -> Tensor:
         """mic [B, n, M], raw -> [B, n], 1 where a hop is clipped: 3 samples or more stand at the highest so far."""
@@ -293,15 +309,15 @@ class FrontEnd(nn.Module):
         state["mic_peak"].copy_(peaks[:, -1:])
         level = peaks.unsqueeze(-1)
         swings = mic.amax(-1) - mic.amin(-1) > 0.5 * peaks  # not a constant alone
-        clipped = (((size >= (1 - 1e-5) * level).sum(-1) >= 3) & swings).to(mic.dtype)
+        clipped = (((size >= CLIP_SHARE * level).sum(-1) >= 3) & swings).to(mic.dtype)
         share = _smooth(clipped, torch.full_like(clipped, CLIP_RATE), state["clipped"])
         often = (share > 1.5 * CLIP_RATE).to(mic.dtype).amax(-1, keepdim=True)
         state["ever_clipped"].copy_(torch.maximum(state["ever_clipped"], often))
         return clipped * (share < 0.3).to(mic.dtype)  # clipping all the time: better to learn from it than never to
 
-    def _levels(self, mic: Tensor, power: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    def _levels(self, mic: Tensor, power: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """mic [B, n, M], power [B, L - 1 + n, F] -> (adapt [B, n], 1 where the far end is active; floor [B, n] of the
-        variance, high while the filter is being started)."""
+        variance, high while the filter is being started; start [B, n], the variance of a start)."""
         count = self.num_partitions
         # Parseval; mean square over the filter's span
         far_now = power.mean(-1).unfold(-1, count, 1).mean(-1) / self.hop_samples  # [B, n]
@@ -328,7 +344,7 @@ class FrontEnd(nn.Module):
         gains = torch.maximum(stage.cummax(-1).values, state["path_gain"])
         before = torch.cat([state["path_gain"], gains[:, :-1]], dim=1)
         state["path_gain"].copy_(gains[:, -1:])
-        return adapt, gains * torch.where(gains > before, START_VARIANCE, VARIANCE_FLOOR)
+        return adapt, gains * torch.where(gains > before, START_VARIANCE, VARIANCE_FLOOR), START_VARIANCE * gains
 
     def _judge(self, mic: Tensor, error: Tensor, adapt: Tensor, state: State) -> Tensor:
         """mic, error [B, n, M], high-passed -> trust [B, n], the share of the echo estimate that is used: it fades out
@@ -355,6 +371,11 @@ class FrontEnd(nn.Module):
         worse = (seen == 0) & (quick[..., 0] < quick[..., 1] * 10 ** (-WORSE_DB / 10))
         target = (~(lost | worse)).to(now.dtype)
         return _smooth(target, torch.full_like(target, min(1.0, self.hop_s / QUICK_S)), state["trust"])
+
+
+def _part(state: State, prefix: str) -> State:
+    """The tensors whose names begin so, without it: the same tensors."""
+    return {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _smooth(values: Tensor, rate: Tensor, state: Tensor) -> Tensor:

@@ -40,8 +40,7 @@ class Canceller:
         self.runner = None if make_runner is None else make_runner()
         self.linear = None
         if contract.front_end is not None:
-            wants_far = "far" in contract.signals
-            self.linear = LinearStage(contract.front_end, self.sample_rate, self.hop_samples, wants_far)
+            self.linear = LinearStage(contract.front_end, self.sample_rate, self.hop_samples)
         hop = self.hop_samples
         self._mic, self._far, self._out = (np.zeros(hop, np.float32) for _ in range(3))
         self._fill = 0

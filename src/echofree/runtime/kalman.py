@@ -134,13 +134,34 @@ class Kalman:
         self.weight += product
         self.weight *= self.transition
 
-    def shift(self, blocks: int, start: float) -> None:
-        """Moves the echo path by `blocks` partitions: positive when the far end is from now on delayed by as many hops
-        more. What is shifted in starts from zero with variance `start`."""
-        count = self.count
-        weight, variance = self.weight.copy(), self.variance.copy()
-        self.weight[:] = 0
-        self.variance[:] = np.float32(start)
-        for l in range(max(0, blocks), min(count, count + blocks)):  # noqa: E741, as in the legend
-            self.weight[l] = weight[l - blocks]
-            self.variance[l] = variance[l - blocks]
+    def doubt(self, amount: float, spoilt: bool) -> None:
+        """Makes the filter quick again: the error of each partition is taken to be `amount` times the partition itself.
+        spoilt: the echo path is forgotten."""
+        np.multiply(self.weight.real, self.weight.real, out=self._square)
+        self._square += self.weight.imag * self.weight.imag
+        size = np.float32(amount) * self._square.mean(-1, keepdims=True)
+        np.maximum(self.variance, size, out=self.variance)
+        if spoilt:
+            self.weight[:] = 0
+
+    def shift(self, samples: int, start: float) -> None:
+        """Moves the echo path by `samples`: positive when the far end is from now on delayed by as many more. What is
+        shifted in starts from zero with variance `start`."""
+        count, hop = self.count, self.hop
+        taps = np.fft.irfft(self.weight)[::-1, :hop].reshape(-1)  # [L M], in time
+        moved = np.zeros_like(taps)
+        size = max(0, len(taps) - abs(samples))
+        if samples >= 0:
+            moved[:size] = taps[len(taps) - size :]
+        else:
+            moved[len(taps) - size :] = taps[:size]
+        self._taps[:] = 0
+        self._taps[:, :hop] = moved.reshape(count, hop)[::-1]
+        rfft(self._taps, out=self.weight)
+        # of the two partitions that a new one covers, the less certain one counts
+        before = self.variance.copy()
+        blocks, rest = divmod(samples, hop)
+        for part in range(count):  # the newest first
+            rows = [part + blocks, part + blocks + (rest != 0)]
+            one, two = (before[count - 1 - row] if 0 <= row < count else np.float32(start) for row in rows)
+            self.variance[count - 1 - part] = np.maximum(one, two)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echofree import dsp
-from echofree.model.adaptive import KalmanFilter
+from echofree.model.adaptive import DOUBT, KalmanFilter
 
 
 def reference(
@@ -82,12 +82,32 @@ def test_equals_numpy_reference(output: str, hop: int, count: int, rng: np.rando
     assert np.mean(got[:, -hop * 20 :] ** 2) < 0.1 * np.mean(mic[:, -hop * 20 :] ** 2)  # and both do cancel
 
 
-def test_shift_moves_the_echo_path_with_the_delay_line() -> None:
-    model = KalmanFilter(8, 4, 1.0, "prior", 0.5, np.ones(9, complex))
+def test_shift_moves_the_echo_path_with_the_delay_line(rng: np.random.Generator) -> None:
+    """Whole partitions and odd samples; the impulse response is checked in time, newest block first."""
+    hop, count = 8, 4
+    model = KalmanFilter(hop, count, 1.0, "prior", 0.5, np.ones(9, complex), dtype=torch.float64)
+    moves = [8, -16, 72, 3, -5, 0]
+    state = model.init_state(len(moves))
+    taps = rng.standard_normal(hop * count)
+    parts = np.pad(taps.reshape(count, hop)[::-1], ((0, 0), (0, hop)))
+    state["weight"] += torch.view_as_real(torch.tensor(np.fft.rfft(parts)))
+    state["variance"] += torch.arange(1.0, 5.0).view(1, 4, 1)  # oldest block first
+    model.shift(torch.tensor(moves, dtype=torch.float64)[:, None], torch.full((6, 1), 7.0, dtype=torch.float64), state)
+    got = torch.fft.irfft(torch.view_as_complex(state["weight"])).numpy()
+    assert np.abs(got[:, :, hop:]).max() < 1e-12
+    for move, found in zip(moves, got[:, ::-1, :hop].reshape(len(moves), -1), strict=True):
+        wanted = [taps[n + move] if 0 <= n + move < len(taps) else 0.0 for n in range(len(taps))]
+        np.testing.assert_allclose(found, wanted, atol=1e-12)
+    wanted_variance = [[7, 1, 2, 3], [3, 4, 7, 7], [7, 7, 7, 7], [7, 2, 3, 4], [2, 3, 4, 7], [1, 2, 3, 4]]
+    assert state["variance"][:, :, 0].tolist() == wanted_variance
+
+
+def test_doubt_makes_it_quick_where_told(rng: np.random.Generator) -> None:
+    model = KalmanFilter(8, 2, 1.0, "prior", 0.5, np.ones(9, complex))
     state = model.init_state(3)
-    state["weight"] += torch.arange(1.0, 5.0).view(1, 4, 1, 1)  # oldest block first
-    state["variance"] += torch.arange(1.0, 5.0).view(1, 4, 1)
-    model.shift(torch.tensor([1.0, -2.0, 9.0]), torch.full((3, 1), 7.0), state)
-    # a far end delayed by one hop more reaches the same echo with a block that is one hop newer
-    assert state["weight"][:, :, 0, 0].tolist() == [[0, 1, 2, 3], [3, 4, 0, 0], [0, 0, 0, 0]]
-    assert state["variance"][:, :, 0].tolist() == [[7, 1, 2, 3], [3, 4, 7, 7], [7, 7, 7, 7]]
+    state["weight"] += torch.tensor([3.0, 4.0])  # |W|^2 = 25
+    state["variance"] += 0.5
+    alarm, spoilt = torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([[0.0], [0.0], [1.0]])
+    model.doubt(alarm, spoilt, state)
+    assert state["variance"][:, 1, 3].tolist() == [0.5, 25 * DOUBT, 25 * DOUBT]
+    assert state["weight"].square().sum((1, 2, 3)).tolist() == [450.0, 450.0, 0.0]
