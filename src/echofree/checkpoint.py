@@ -4,6 +4,9 @@ A save goes to a uniquely named temporary folder: shards, flush, barrier, then r
 checksums and renames. Whatever ends the process in between leaves the earlier checkpoints untouched and a folder that
 is never taken for one. Files hold tensors and plain containers only and load with the safe loader; names carry no
 wrapper.
+
+What a run shares out over its ranks (fsdp, tensor, pipeline) can stay shared out in a checkpoint: then every rank
+writes its own part (`echofree.dist.parts`), and a reader sees no difference.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,10 +33,14 @@ from echofree import durable
 from echofree.dist.world import World
 from echofree.errors import CheckpointError, SaveFailed
 
+if TYPE_CHECKING:
+    from echofree.dist.parts import Writing
+
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+PARTS = "parts"  # in the manifest: what was written in parts; parts.pt holds all of that but the tensors
 PREFIX = "step-"
 LEFT = "left-"  # no longer counts, kept until a person removes it
 FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWriter failed")  # how a full disk speaks
@@ -43,7 +51,13 @@ Facts = dict[str, dict[str, Any]]  # file name -> bytes, sha256
 
 
 def save(
-    root: Path, step: int, shared: Mapping[str, Any], own: Mapping[str, Any], about: Mapping[str, Any], world: World
+    root: Path,
+    step: int,
+    shared: Mapping[str, Any],
+    own: Mapping[str, Any],
+    about: Mapping[str, Any],
+    world: World,
+    parts: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes `root/step-000100`; every rank calls it.
 
@@ -51,6 +65,8 @@ def save(
         shared: file stem -> content, written by rank 0 (model, optimizer, ...).
         own: what only this rank knows (its random state), one file per rank.
         about: goes into the manifest: run id, step, epoch, scores, world.
+        parts: stem -> content whose tensors are this rank's parts (DTensors), whole ones, or another rank's (meta).
+            Every rank writes its own.
 
     Returns:
         The finished folder, on every rank.
@@ -63,14 +79,26 @@ def save(
     # every rank passes the same exchanges whatever fails on one of them, or the others would wait for ever
     problem = world.from_first(_problem(lambda: temporary.mkdir(parents=True)) if world.is_first else "")
     files: Facts = {}
+    writing: Writing | None = None
+    placed: list[Any] = []
     if not problem:
         mine = {**(shared if world.is_first else {}), f"rank{world.rank}": own}
-        problem = _problem(lambda: files.update(_write_files(temporary, mine)))
-    told = world.gather((problem, files))
-    problems = list(dict.fromkeys(f"rank {rank}: {text}" for rank, (text, _) in enumerate(told) if text))
-    files = {name: facts for _, part in told for name, facts in sorted(part.items())}
-    if not problems and world.is_first and (problem := _problem(lambda: _publish(temporary, target, about, files))):
-        problems = [problem]
+        if parts is not None:
+            from echofree.dist.parts import Writing, split
+
+            tensors, rest = split(parts)
+            writing = Writing(temporary, tensors, world)
+            mine |= {PARTS: rest} if world.is_first else {}
+        problem = _problem(lambda: _write_all(temporary, mine, writing, files, placed))
+    told = world.gather((problem, files, placed))
+    problems = list(dict.fromkeys(f"rank {rank}: {text}" for rank, (text, *_) in enumerate(told) if text))
+    files = {name: facts for _, part, _ in told for name, facts in sorted(part.items())}
+    if not problems and world.is_first:
+        if writing is not None:
+            about = {**about, PARTS: sorted(parts or ())}
+        results = [result for *_, result in told]
+        problem = _problem(lambda: _publish(temporary, target, about, files, writing, results))
+        problems = [problem] if problem else []
     problems = world.from_first(problems)
     if problems:
         if world.is_first:
@@ -92,20 +120,32 @@ def _problem(action: Callable[[], None]) -> str:
     return ""
 
 
-def _write_files(folder: Path, contents: Mapping[str, Any]) -> Facts:
-    """Writes file stem -> content; -> what the manifest says about each.
+def _write_all(
+    folder: Path, contents: Mapping[str, Any], writing: Writing | None, files: Facts, placed: list[Any]
+) -> None:
+    """Writes this rank's files: stem -> content, and its share of the parts. Adds what the manifest says about each
+    file to `files`, and where the pieces of the parts lie to `placed`.
 
     A file is brought to the disk and its checksum taken beside the writing of the next.
     """
     with ThreadPoolExecutor(2, "settle") as pool:
         jobs = {}
+
+        def settle(path: Path) -> None:
+            jobs[path] = pool.submit(durable.sha256, path), pool.submit(durable.sync_path, path)
+
+        if writing is not None:
+            placed += writing.write()
+            if placed:
+                settle(folder / writing.file)
         for stem, content in contents.items():
             path = folder / f"{stem}.pt"
             _write(path, content)
-            jobs[path] = pool.submit(durable.sha256, path), pool.submit(durable.sync_path, path)
+            settle(path)
         for _, synced in jobs.values():
             synced.result()
-        return {p.name: {"bytes": p.stat().st_size, "sha256": digest.result()} for p, (digest, _) in jobs.items()}
+        for path, (digest, _) in jobs.items():
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": digest.result()}
 
 
 def _write(path: Path, content: Any) -> None:
@@ -122,7 +162,18 @@ def _write(path: Path, content: Any) -> None:
         torch.serialization.set_crc32_options(old)
 
 
-def _publish(temporary: Path, target: Path, about: Mapping[str, Any], files: Facts) -> None:
+def _publish(
+    temporary: Path,
+    target: Path,
+    about: Mapping[str, Any],
+    files: Facts,
+    writing: Writing | None,
+    placed: list[list[Any]],
+) -> None:
+    if writing is not None:
+        table = writing.finish(placed)
+        durable.sync_path(table)
+        files[table.name] = {"bytes": table.stat().st_size, "sha256": durable.sha256(table)}
     manifest = {"format": FORMAT, **about, "saved": time.time(), "files": files}
     durable.sync_text(temporary / MANIFEST, json.dumps(manifest, indent=1))
     durable.sync_path(temporary)
@@ -209,19 +260,75 @@ def sizes_fit(folder: Path, about: Mapping[str, Any]) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
+def has(folder: Path, stem: str) -> bool:
+    """Whether `load(folder, stem)` would find something."""
+    return (folder / f"{stem}.pt").is_file() or stem in in_parts(folder)
+
+
 def load(folder: Path, stem: str) -> Any:
-    """One file of a checkpoint, on the CPU, through torch's safe loader.
+    """One of the things in a checkpoint (model, optimizer, ...), on the CPU, through torch's safe loader; in whole
+    tensors, also when several ranks wrote it in parts.
 
     Raises:
         CheckpointError: the file is missing or not what it should be.
     """
     path = folder / f"{stem}.pt"
+    if stem in in_parts(folder) and not path.exists():
+        from echofree.dist.parts import join
+
+        targets = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in outline(folder, stem).items()}
+        read_parts(folder, stem, targets)
+        return join(targets, load(folder, PARTS)[stem])
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing, although {folder / MANIFEST} names it") from error
     except Exception as error:
         raise CheckpointError(f"{path} can't be loaded: {error}") from error
+
+
+# --- in parts -------------------------------------------------------------------------------------------------------
+
+
+def in_parts(folder: Path) -> list[str]:
+    """What of a checkpoint was written in parts, by all ranks: model, optimizer, ...; or nothing."""
+    return list(manifest(folder).get(PARTS, [])) if (folder / MANIFEST).is_file() else []
+
+
+def outline(folder: Path, stem: str) -> dict[str, torch.Tensor]:
+    """The tensors of something that was written in parts, without content: their place in it ("state/weight/exp_avg")
+    -> shape and type.
+
+    Raises:
+        CheckpointError: its table of contents can't be read.
+    """
+    from echofree.dist import parts
+
+    with _told(folder):
+        found = parts.outline(folder)
+    start = f"{stem}/"
+    return {name.removeprefix(start): tensor for name, tensor in found.items() if name.startswith(start)}
+
+
+def read_parts(folder: Path, stem: str, targets: Mapping[str, torch.Tensor]) -> None:
+    """Fills `targets`, named by their place, with what was written in parts: a DTensor with this rank's part of it,
+    whatever ranks wrote it. Every rank reads for itself.
+
+    Raises:
+        CheckpointError: something is missing, has another shape or can't be read.
+    """
+    from echofree.dist import parts
+
+    with _told(folder):
+        parts.read(folder, {f"{stem}/{name}": tensor for name, tensor in targets.items()})
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{folder} can't be loaded: {error}") from error
 
 
 # --- the checkpoints of a run ---------------------------------------------------------------------------------------
@@ -339,7 +446,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """The weights to use: the averaged ones where the run kept them, else the live ones."""
     state: dict[str, torch.Tensor] = load(folder, "model")
-    if (folder / "ema.pt").is_file():
+    if has(folder, "ema"):
         state = {**state, **load(folder, "ema")["shadow"]}
     return state
 

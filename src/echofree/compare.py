@@ -95,9 +95,9 @@ def in_weights(old: Path, new: Path, rtol: float) -> tuple[Difference | None, in
     """
     step, count = int(checkpoint.manifest(old)["step"]), 0
     for stem in FILES:
-        here = [(folder / f"{stem}.pt").is_file() for folder in (old, new)]
+        here = [checkpoint.has(folder, stem) for folder in (old, new)]
         if here[0] != here[1]:
-            return Difference(step, f"{stem}.pt", *("there" if h else "missing" for h in here)), count
+            return Difference(step, stem, *("there" if h else "missing" for h in here)), count
         if not here[0]:
             continue
         a, b = (dict(tensors(checkpoint.load(folder, stem))) for folder in (old, new))

@@ -223,7 +223,7 @@ class Strategy(Protocol):
         random_rank: which random stream this rank takes; ranks that must drop the same activations share one.
         whole: whether `bare` is the whole model, so that it can be called on one rank alone.
         model: the module to call in training (wrapped or not).
-        bare: the module without any wrapper around it.
+        bare: the module without any wrapper around it; what its state_dict has on "meta" is another rank's.
         parameters: what the optimizer trains, as it sees it: this rank's part of the weights.
         buffers: what a forward pass changes beside the gradients; put back when a step is left out.
     """
@@ -268,6 +268,9 @@ class Strategy(Protocol):
 
     def part(self, named: State) -> State:
         """The reverse of `gather`."""
+
+    def pieces(self, named: State) -> State:
+        """What `gather` takes, as tensors that know their place in the whole (DTensors), in the same memory."""
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """{"state": name of the weight -> what the optimizer remembers}, in whole tensors."""

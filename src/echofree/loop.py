@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echofree import __version__, checkpoint, space
+from echofree import __version__, checkpoint, snapshot, space
 from echofree.config.schema import Mode, Nonfinite
 from echofree.contracts import Batch, Dataset, Logger, Task
 from echofree.data.loader import Plan, TrainLoader, board, eval_batches, eval_loader
@@ -30,6 +30,7 @@ from echofree.dist.strategy import Amp
 from echofree.dist.watchdog import Pulse
 from echofree.dist.world import World
 from echofree.errors import NonFiniteError
+from echofree.forgetting import Guard
 from echofree.log import Position, RankLog
 from echofree.meter import peak_mb
 from echofree.optim import Ema, Schedule
@@ -159,11 +160,14 @@ class Loop:
         decay = config.train.ema_decay
         self.ema = Ema(strategy.named(), decay) if decay else None
         self.rank_log = rank_log
+        self.guard: Guard | None = None
         self.stragglers = Stragglers(world.hosts)
         self.progress = self.bar(self.total_steps, "train")
-        self.saver = Saver(run.checkpoints, self.run_id, config.checkpoint, world, self.pulse, stop)
-        buffers, averaged = list(strategy.buffers), self.ema is not None
-        self.checkpoint_bytes = space.expected(list(strategy.parameters), buffers, config.optim, averaged)
+        self.in_parts = snapshot.is_in_parts(config.checkpoint.format, strategy)
+        writers = world.size if self.in_parts else 1
+        self.checkpoint_bytes = space.expected(strategy.bare, config.optim, self.ema is not None, writers)
+        rule = config.checkpoint
+        self.saver = Saver(run.checkpoints, self.run_id, rule, world, self.pulse, stop, self.checkpoint_bytes)
 
     @property
     def total_steps(self) -> int:
@@ -204,6 +208,8 @@ class Loop:
         self.strategy.model.train()
         self.progress.done = self.progress.initial = state.step
         self._watch_weights()
+        if self.guard is not None and self.guard.before is None:
+            self.guard.begin(mean_scores(self.evaluate(self.guard.dataset)))
         if not self.window.loss:
             self.window = Window()  # the clock starts now
         try:
@@ -452,6 +458,7 @@ class Loop:
         state.scores = mean_scores(rows)
         state.evaluated_at = state.step
         self._write({"kind": "eval", "split": "valid", "step": state.step, "epoch": state.epoch, **state.scores})
+        held = self._guarded()
         value = state.scores.get(wanted.metric)
         if value is None or not math.isfinite(value):
             log.warning("checkpoint.metric=%s has no finite value on the validation clips at this step", wanted.metric)
@@ -459,11 +466,20 @@ class Loop:
             return False
         self.schedule.evaluated(value if wanted.mode is Mode.min else -value)
         better = state.best is None or (value < state.best if wanted.mode is Mode.min else value > state.best)
+        better = better and held
         if better:
             state.best, state.best_step, state.stale = value, state.step, 0
         else:
             state.stale += 1
         return better
+
+    def _guarded(self) -> bool:
+        """Whether the old data's scores let this step be the best. The same on every rank."""
+        if self.guard is None:
+            return True
+        state, scores = self.state, mean_scores(self.evaluate(self.guard.dataset))
+        self._write({"kind": "eval", "split": "old", "step": state.step, "epoch": state.epoch, **scores})
+        return self.guard.holds(scores, state.step)
 
     @torch.no_grad()
     def evaluate(self, dataset: Dataset) -> list[dict[str, Any]]:
@@ -502,8 +518,6 @@ class Loop:
         state = self.state
         self.pulse.at("save")
         shared = {
-            "model": self.strategy.model_state(),
-            "optimizer": self.strategy.optimizer_state(self.optimizer),
             "train": {
                 "state": asdict(state),
                 "schedule": self.schedule.state_dict(),
@@ -511,9 +525,9 @@ class Loop:
                 "plan": asdict(self.plan),
             },
         }
-        if self.ema is not None:
-            averaged = self.ema.state_dict()
-            shared["ema"] = {**averaged, "shadow": self.strategy.gather(averaged["shadow"])}
+        parts = snapshot.parts(self.strategy, self.optimizer, self.ema) if self.in_parts else None
+        if parts is None:
+            shared |= snapshot.whole(self.strategy, self.optimizer, self.ema)
         about = {
             "run_id": self.run_id,
             "version": __version__,
@@ -526,23 +540,16 @@ class Loop:
         own = {**checkpoint.random_state(), "window": self.window.state_dict()}
         self.run.sync_metrics()  # a checkpoint never knows of a step whose record a power cut could take
         self._saved_at = state.step
-        return self.saver.save(shared, own, about, better)
+        return self.saver.save(shared, own, about, better, parts)
 
     def load(self, folder: Path) -> None:
         """Goes back to the state of a checkpoint of this run: exactly, when the same number of ranks saved it."""
-        self.strategy.load_model_state(checkpoint.load(folder, "model"))
-        given = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self.strategy.load_optimizer_state(self.optimizer, checkpoint.load(folder, "optimizer"))
-        for group, settings in zip(self.optimizer.param_groups, given, strict=True):
-            group.update(settings)  # the moments are the checkpoint's, the settings are this run's
+        snapshot.restore(folder, self.strategy, self.optimizer, self.ema)
         saved = checkpoint.load(folder, "train")
         self.state = State(**saved["state"])
         self.schedule.load_state_dict(saved["schedule"])
         if self.amp.scaler.is_enabled():
             self.amp.scaler.load_state_dict(saved["scaler"])
-        if self.ema is not None:
-            averaged = checkpoint.load(folder, "ema")
-            self.ema.load_state_dict({**averaged, "shadow": self.strategy.part(averaged["shadow"])})
         if checkpoint.manifest(folder)["world_size"] == self.world.size:
             own = checkpoint.load(folder, f"rank{self.world.rank}")
             checkpoint.restore_random_state(own)

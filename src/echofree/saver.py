@@ -20,6 +20,7 @@ import torch
 
 from echofree import checkpoint, retention, space
 from echofree.config.schema import CheckpointConfig, OnFull
+from echofree.dist import shard
 from echofree.dist.watchdog import Pulse
 from echofree.dist.world import World
 from echofree.errors import SaveFailed
@@ -37,10 +38,21 @@ class Saver:
     Args:
         root: the run's checkpoint folder.
         rule: what is kept, whether in the background, what a full disk means.
+        num_bytes: of a checkpoint that all ranks write in parts.
     """
 
-    def __init__(self, root: Path, run_id: str, rule: CheckpointConfig, world: World, pulse: Pulse, stop: StopFlag):
+    def __init__(
+        self,
+        root: Path,
+        run_id: str,
+        rule: CheckpointConfig,
+        world: World,
+        pulse: Pulse,
+        stop: StopFlag,
+        num_bytes: int = 0,
+    ):
         self.root, self.run_id, self.rule, self.world, self.pulse, self.stop = root, run_id, rule, world, pulse, stop
+        self.num_bytes = num_bytes
         self.background = rule.async_save
         self._aside = world.twin("save") if self.background else world
         self._thread: threading.Thread | None = None
@@ -49,11 +61,18 @@ class Saver:
         self._stall_s = 0.0
         self._told = -REMIND_S
 
-    def save(self, shared: Mapping[str, Any], own: Mapping[str, Any], about: Mapping[str, Any], better: bool) -> Path:
+    def save(
+        self,
+        shared: Mapping[str, Any],
+        own: Mapping[str, Any],
+        about: Mapping[str, Any],
+        better: bool,
+        parts: Mapping[str, Any] | None = None,
+    ) -> Path:
         """-> the folder, which in the background isn't finished yet.
 
         Args:
-            shared, own, about: as in `checkpoint.save`; `about["best_step"]` is that of the best so far.
+            shared, own, about, parts: as in `checkpoint.save`; `about["best_step"]` is that of the best so far.
             better: whether this is the best so far.
 
         Raises:
@@ -63,12 +82,15 @@ class Saver:
         self.finish()
         mine = dict(shared) if self.world.is_first else {}
         num_bytes, num_files = space.size(mine) + space.SLACK_BYTES, len(mine) + self.world.size + space.SLACK_FILES
+        if parts is not None:
+            num_bytes, num_files = self.num_bytes, num_files + self.world.size
         self._room(self.world, num_bytes, num_files)
         if not self.background:
-            self._write(self.world, mine, own, about, better)
+            self._write(self.world, mine, own, about, better, parts)
         else:
             mine, own = self._copy(mine, ("shared",)), self._copy(dict(own), ("own",))
-            arguments = (self._aside, mine, own, about, better)
+            parts = self._copy(parts, ("parts",))
+            arguments = (self._aside, mine, own, about, better, parts)
             self._thread = threading.Thread(target=self._beside, args=arguments, name="save", daemon=True)
             self._thread.start()
         stall_s = time.perf_counter() - began
@@ -131,12 +153,12 @@ class Saver:
         if time.monotonic() - began > POLL_S and world.is_first:
             log.info("there is space again after %.0f s", time.monotonic() - began)
 
-    def _write(self, world: World, shared: Any, own: Any, about: Mapping[str, Any], better: bool) -> None:
+    def _write(self, world: World, shared: Any, own: Any, about: Mapping[str, Any], better: bool, parts: Any) -> None:
         """The save itself, the pointers and the retention; again and again when a full disk is waited for."""
         began, root = time.perf_counter(), self.root
         while True:
             try:
-                folder = checkpoint.save(root, about["step"], shared, own, about, world)
+                folder = checkpoint.save(root, about["step"], shared, own, about, world, parts)
                 break
             except SaveFailed as error:
                 stops = world.sum([float(self.stop.wanted())])[0]
@@ -172,6 +194,10 @@ class Saver:
     def _copy(self, tree: Any, path: tuple[Any, ...]) -> Any:
         """`tree` with its tensors copied to the host, into the memory of the last copy where it fits: fresh pages cost
         more than the copy."""
+        if isinstance(tree, torch.Tensor) and tree.is_meta:
+            return tree
+        if isinstance(tree, torch.Tensor) and shard.is_sharded(tree):
+            return shard.placed(self._copy(shard.local(tree), path), tree)
         if isinstance(tree, torch.Tensor):
             old = self._pool.get(path)
             if old is None or old.shape != tree.shape or old.dtype != tree.dtype:

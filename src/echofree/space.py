@@ -15,8 +15,9 @@ import torch
 
 from echofree.config.schema import OptimConfig, OptimKind
 
-SLACK_BYTES = 2**20  # of one checkpoint beside its tensors: manifest, random states, headers
+SLACK_BYTES = 2**20  # of one checkpoint beside its tensors: manifest, random states
 SLACK_FILES = 4
+HEADER_BYTES = 2048  # of each tensor, or piece of one, in a file; its line in the table of contents
 
 
 def free(path: Path) -> tuple[int, int]:
@@ -38,10 +39,21 @@ def size(tree: Any) -> int:
     return 0
 
 
-def expected(parameters: list[torch.Tensor], buffers: list[torch.Tensor], optim: OptimConfig, averaged: bool) -> int:
-    """Bytes of one checkpoint before there is one: weights, moments and the average of the weights."""
-    moments = 1 if optim.name is OptimKind.sgd else 2
-    return size(parameters) * (1 + moments + averaged) + size(buffers) + SLACK_BYTES
+def expected(model: torch.nn.Module, optim: OptimConfig, averaged: bool, writers: int = 1) -> int:
+    """Bytes of one checkpoint before there is one, over all ranks: weights and buffers, and for what is trained the
+    moments and the average as well.
+
+    Args:
+        model: of which this rank may hold a part only: shards know the size of the whole, and so do tensors that are
+            another rank's.
+        averaged: whether a moving average is kept.
+        writers: ranks that write parts of the tensors; 1: whole ones.
+    """
+    moments = 2 if optim.name is not OptimKind.sgd else int(optim.momentum > 0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    state = list(model.state_dict().values())
+    count = len(state) + (1 + moments + averaged) * len(trained)  # a step count for each beside its moments
+    return size(state) + size(trained) * (moments + averaged) + SLACK_BYTES + HEADER_BYTES * count * writers
 
 
 def count(config: Any, total_steps: int, steps_per_epoch: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import echofree.dist.fsdp
+import echofree.dist.parts
 import echofree.dist.pipeline
 import echofree.dist.tensor  # noqa: F401  # once here, not in every forked rank anew (3 s)
 from echofree.contracts import Clip

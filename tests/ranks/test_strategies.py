@@ -119,10 +119,11 @@ KINDS = ("single", "ddp", "fsdp", "tensor", "pipeline")
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_any_strategy_goes_on_in_any_other(run_ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["whole", "parts"])
+def test_a_checkpoint_of_any_strategy_goes_on_in_any_other(form: str, run_ranks: Ranks, tmp_path: Path) -> None:
     """Each strategy trains four steps, with a moving average, and saves; each goes on from each of the checkpoints for
     four more. All 25 end where one process that was never stopped ends."""
-    keys = {"train.ema_decay": 0.9, "train.save_interval": 1}
+    keys = {"train.ema_decay": 0.9, "train.save_interval": 1, "checkpoint.format": form}
     sizes = {"ddp": 2, "fsdp": 2}
 
     def toy(name: str, folder: Path, world: World, **more: Any) -> Any:
@@ -152,6 +153,8 @@ def test_a_checkpoint_of_any_strategy_goes_on_in_any_other(run_ranks: Ranks, tmp
     for name in KINDS[1:]:
         run_ranks(first, 2, init=False, timeout=120, args=(name,))
     for name in KINDS:
+        assert bool(checkpoint.in_parts(tmp_path / name / "checkpoints/step-000004")) == (form == "parts")
+    for name in KINDS:
         got = [second(0, 1, name)] if name == "single" else run_ranks(second, 2, init=False, timeout=200, args=(name,))
         for rank in got:
             for source, (live, averaged) in rank.items():
@@ -159,7 +162,7 @@ def test_a_checkpoint_of_any_strategy_goes_on_in_any_other(run_ranks: Ranks, tmp
                 assert difference(averaged, whole.ema.shadow) < TOLERANCE, f"{source} -> {name}, averaged"
 
 
-def test_a_checkpoint_holds_whole_tensors_under_the_models_names(run_ranks: Ranks, tmp_path: Path) -> None:
+def test_a_checkpoint_reads_as_whole_tensors_under_the_models_names(run_ranks: Ranks, tmp_path: Path) -> None:
     def work(rank: int, size: int, name: str) -> None:
         keys = {**split(1, name, {}), "train.max_steps": 1}
         run_of(tmp_path / name, meet(rank, size), base, keys).loop().fit()
@@ -169,6 +172,7 @@ def test_a_checkpoint_holds_whole_tensors_under_the_models_names(run_ranks: Rank
     for name in ("fsdp", "tensor", "pipeline"):
         run_ranks(work, 2, init=False, timeout=120, args=(name,))
         folder = tmp_path / name / "checkpoints/step-000001"
+        assert checkpoint.in_parts(folder) == ["model", "optimizer"]
         model, optimizer = checkpoint.load(folder, "model"), checkpoint.load(folder, "optimizer")
         assert {k: v.shape for k, v in model.items()} == shapes
         assert list(model) == list(shapes)

@@ -39,10 +39,23 @@ def test_what_does_not_fit_is_told_with_both_numbers(tmp_path: Path, monkeypatch
 def test_sizes_by_hand() -> None:
     tree = {"a": torch.zeros(10), "b": [torch.zeros(3, dtype=torch.int64), (torch.zeros(2, dtype=torch.bool), "x")]}
     assert space.size(OrderedDict(tree)) == 40 + 24 + 2
-    weights, buffers = [torch.zeros(100)], [torch.zeros(5)]
-    adam, sgd = OptimConfig(), OptimConfig(name=OptimKind.sgd)
-    assert space.expected(weights, buffers, adam, averaged=True) == 4 * 400 + 20 + space.SLACK_BYTES
-    assert space.expected(weights, buffers, sgd, averaged=False) == 2 * 400 + 20 + space.SLACK_BYTES
+
+
+def test_expected_is_what_a_checkpoint_takes() -> None:
+    """By hand: Adam has two moments, SGD one with momentum and none without; frozen weights have neither."""
+    model = torch.nn.Sequential(torch.nn.Linear(25, 4, bias=False), torch.nn.BatchNorm1d(5))
+    trained, frozen = 4 * (100 + 5), 4 * 5
+    state = trained + frozen + 4 * (5 + 5) + 8  # running statistics, and how many batches they saw
+    model[1].bias.requires_grad_(False)
+    headers = space.HEADER_BYTES * 6
+    for optim, averaged, writers, moments, numbers in [
+        (OptimConfig(), True, 1, 3, 8),
+        (OptimConfig(name=OptimKind.sgd, momentum=0.9), False, 1, 1, 4),
+        (OptimConfig(name=OptimKind.sgd, momentum=0.0), False, 1, 0, 2),
+        (OptimConfig(), False, 4, 2, 6),
+    ]:
+        beside = space.SLACK_BYTES + writers * (headers + space.HEADER_BYTES * numbers)
+        assert space.expected(model, optim, averaged, writers) == state + moments * trained + beside
 
 
 @pytest.mark.parametrize(

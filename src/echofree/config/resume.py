@@ -22,7 +22,8 @@ from echofree.errors import CheckpointError, ConfigError
 # May always differ: they say where to look or what to show, never what is computed.
 FREE: tuple[str, ...] = ("resume", "resume_allow", "logger.progress", "logger.level", "train.max_time")
 FREE += tuple(f"checkpoint.{name}" for name in (
-    "keep_last", "keep_best", "keep_every_steps", "window_steps", "pin", "archive_dir", "async_save", "on_full"
+    "keep_last", "keep_best", "keep_every_steps", "window_steps", "pin", "archive_dir", "async_save", "on_full",
+    "format"
 ))  # fmt: skip
 # Names that `resume_allow` takes beside keys and groups -> the keys they cover. `code` and `data` (a group, and its
 # content) are looked at when the run directory is opened.

@@ -133,7 +133,7 @@ def placed(part: Tensor, like: DTensor) -> Tensor:
     torch's own from_local wouldn't let them."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor(part, like._spec, requires_grad=False)  # type: ignore[call-arg]
+    return DTensor(part, like._spec, requires_grad=False)
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
