@@ -1,6 +1,6 @@
 """Does a run survive being killed at any moment? Hundreds of kills, each followed by a resume, and a comparison.
 
-    python benchmarks/soak.py [--kills 200] [--ranks 1|2] [--steps 60] [--seed N] [--terms 0.15] [--folder DIR]
+    python benchmarks/soak.py [--kills 200] [--ranks 1|2] [--dist ddp|fsdp] [--steps 60] [--seed N] [--terms 0.15] [--folder DIR]
 
 A small run (dropout, batch norm, moving average, cosine, accumulation, early-stop counters, retention, archive; saves
 in the background in every other run) is started again and again in forked ranks. Each life ends by SIGKILL after a
@@ -101,7 +101,7 @@ class SoakData:
         return []
 
 
-def make(folder: Path, ranks: int, steps: int, background: bool, archive: Path | None) -> Path:
+def make(folder: Path, ranks: int, dist: str, steps: int, background: bool, archive: Path | None) -> Path:
     """A run directory, ready to start."""
     words = [
         f"train.max_steps={steps}", "train.epochs=999", "train.batch_size=2", "train.gradient_accumulation_steps=2",
@@ -109,7 +109,7 @@ def make(folder: Path, ranks: int, steps: int, background: bool, archive: Path |
         "train.ema_decay=0.9", "train.final_test=false", "train.device=cpu", "train.early_stop_patience=900",
         "optim.warmup_steps=5", f"checkpoint.async_save={str(background).lower()}", "task.metrics=[]",
         f"checkpoint.keep_every_steps={5 * SAVE_EVERY}", "logger.level=warning", "dist.threads=1", "seed=7",
-        "dist=ddp", f"dist.num_procs={ranks}", "dist.timeout_s=60",
+        f"dist={dist}", f"dist.num_procs={ranks}", "dist.timeout_s=60",
     ]  # fmt: skip
     if archive is not None:
         words.append(f"checkpoint.archive_dir={archive}")
@@ -219,9 +219,9 @@ def resume(folder: Path, ranks: int) -> None:
 # --- the soak -------------------------------------------------------------------------------------------------------
 
 
-def soak(root: Path, kills: int, ranks: int, steps: int, terms: float, seed: int) -> dict[str, Any]:
+def soak(root: Path, kills: int, ranks: int, dist: str, steps: int, terms: float, seed: int) -> dict[str, Any]:
     rng, counts = random.Random(seed), Counter[str]()
-    reference = make(root / "untouched", ranks, steps, False, None)
+    reference = make(root / "untouched", ranks, dist, steps, False, None)
     began = time.monotonic()
     codes = live(reference, ranks, ("none", 0), rng, 600.0)
     full_s = time.monotonic() - began
@@ -234,7 +234,7 @@ def soak(root: Path, kills: int, ranks: int, steps: int, terms: float, seed: int
         if folder is None:
             run += 1
             archive = root / "archive" if run % 3 == 0 else None
-            folder, newest = make(root / f"run{run}", ranks, steps, run % 2 == 0, archive), 0
+            folder, newest = make(root / f"run{run}", ranks, dist, steps, run % 2 == 0, archive), 0
         else:
             resume(folder, ranks)
         over = counts["kills"] >= kills
@@ -258,7 +258,14 @@ def soak(root: Path, kills: int, ranks: int, steps: int, terms: float, seed: int
             if not problem:
                 shutil.rmtree(folder)
             folder = None
-    return {"ranks": ranks, "seed": seed, **counts, "wrong": wrong, "seconds": round(time.monotonic() - began)}
+    return {
+        "ranks": ranks,
+        "dist": dist,
+        "seed": seed,
+        **counts,
+        "wrong": wrong,
+        "seconds": round(time.monotonic() - began),
+    }
 
 
 def plan(rng: random.Random, full_s: float, terms: float) -> tuple[str, float]:
@@ -292,6 +299,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--dist", default="ddp", choices=["ddp", "fsdp"], help="fsdp: checkpoints in parts")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--terms", type=float, default=0.15, help="share of lives that end by TERM")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -300,7 +308,7 @@ def main() -> int:
     sys.modules[HERE] = sys.modules[__name__]
     torch.set_num_threads(1)
     root = Path(args.folder or tempfile.mkdtemp(prefix="soak-")).resolve()
-    result = soak(root, args.kills, args.ranks, args.steps, args.terms, args.seed)
+    result = soak(root, args.kills, args.ranks, args.dist, args.steps, args.terms, args.seed)
     print(json.dumps(result))
     if not result["wrong"] and args.folder is None:
         shutil.rmtree(root)
