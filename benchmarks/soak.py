@@ -1,6 +1,7 @@
 """Does a run survive being killed at any moment? Hundreds of kills, each followed by a resume, and a comparison.
 
-    python benchmarks/soak.py [--kills 200] [--ranks 1|2] [--dist ddp|fsdp] [--steps 60] [--seed N] [--terms 0.15] [--folder DIR]
+    python benchmarks/soak.py [--kills 200] [--ranks 1|2] [--dist ddp|fsdp] [--steps 60] [--seed N] [--terms 0.15]
+                              [--folder DIR]
 
 A small run (dropout, batch norm, moving average, cosine, accumulation, early-stop counters, retention, archive; saves
 in the background in every other run) is started again and again in forked ranks. Each life ends by SIGKILL after a
