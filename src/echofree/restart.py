@@ -136,6 +136,7 @@ def go_on(loop: Loop, run: RunDir, fingerprint: str) -> None:
             f"the data isn't what the run in {run.folder} saw: fingerprint {old} then, {fingerprint} now. Files came, "
             f"went or changed. Restore them, or type 'resume_allow=[{','.join([*allow, 'data'])}]'"
         )
+    check_teacher(facts, loop.task, allow)
     folder = None
     if world.is_first:
         folder = root / facts["resumed_from"] if facts.get("resumed_from") else checkpoint.newest_good(root)
@@ -161,6 +162,22 @@ def go_on(loop: Loop, run: RunDir, fingerprint: str) -> None:
             loop.total_steps - loop.state.step,
             seen,
         )
+
+
+def check_teacher(facts: Mapping[str, Any], task: Any, allow: Sequence[str]) -> None:
+    """
+    Raises:
+        CheckpointError: the teacher isn't the one that the run had, and nobody allowed it.
+    """
+    old = (facts.get("teacher") or {}).get("fingerprint")
+    new = task.teacher.facts if old is not None and hasattr(task, "teacher") else None
+    if new is None or new.fingerprint == old or any(name.split(".")[0] == "task" for name in allow):
+        return
+    raise CheckpointError(
+        f"resume: the teacher in {new.path} isn't the one that the run had: fingerprint {old} then, {new.fingerprint} "
+        f"now. Name the checkpoint itself (a run directory's best may change), or type "
+        f"'resume_allow=[{','.join([*allow, 'task'])}]'"
+    )
 
 
 def reseed(loop: Loop, step: int) -> None:
