@@ -129,7 +129,7 @@ def soak(stops: int, seed: int) -> int:
     experiments = Path(__file__).resolve().parents[1] / "tests" / "ranks" / "experiments"
     os.environ["ECHOFREE_EXPERIMENTS"] = str(experiments)
     words = ["model=faulty", "data=faulty", "task.metrics=[si_sdr]", "task.sample_rate=16000", "train.batch_size=2"]
-    words += [f"data.num_train={4 * 12 * stops}", "train.epochs=1", "train.save_every_steps=1000"]
+    words += [f"data.num_train={4 * 24 * stops}", "train.epochs=1", "train.save_every_steps=1000"]
     two = ["-N2", "--ntasks-per-node=1", "--signal=USR2@60"]
     with tempfile.TemporaryDirectory() as name:
         still, job_dir, high = Path(name) / "still", Path(name) / "job", Path(name) / "high"

@@ -100,15 +100,20 @@ def test_a_node_is_lost(submit: Callable[..., Job], unbroken: list[tuple[int, fl
 
 
 def test_a_blocked_rank_at_the_time_limit(submit: Callable[..., Job]) -> None:
-    """SLURM's own warning, a real time limit; rank 0 is inside a collective, since rank 1 sleeps for ever."""
+    """A warning with little time left; rank 0 is inside a collective, since rank 1 sleeps for ever."""
     words = (*WORDS, "model.fault=sleep", "model.rank=1", "model.step=12", "dist.timeout_s=600")
-    job = submit(f'srun {train(*words)} "+model.mark=$PWD/failed"', *TWO, "-t", "1", "--signal=USR2@40")
+    job = submit(f'srun {train(*words)} "+model.mark=$PWD/failed"', *TWO)
     job.reaches(11)
+    hours, minutes, seconds = map(int, job.facts["RunTime"].split(":"))
+    limit = -(-(3600 * hours + 60 * minutes + seconds + 25) // 60)  # whole minutes: 25 to 85 s are left
+    ask("scontrol", "update", f"JobId={job.number}", f"TimeLimit={limit}")
+    ask("scancel", "--signal=USR2", job.number)
+    until(lambda: int(job.facts.get("Restarts", 0)) > 0, 120, job.told)
+    ask("scontrol", "update", f"JobId={job.number}", "TimeLimit=30")
     goes_on(job)
     assert job.ends("COMPLETED") == "0:0"
-    stops = job.record["stops"]  # the second start may run out of its minute, too
-    assert {(stop["kind"], stop["requeued"]) for stop in stops} == {("timeout", True)}
-    assert [stop["blocked"] for stop in stops][:1] == [True]
+    (stop,) = job.record["stops"]
+    assert (stop["kind"], stop["blocked"], stop["requeued"]) == ("timeout", True, True)
     assert job.steps == list(range(1, STEPS + 1))
     assert "hasn't come to the end of a step in time" in job.text
 
