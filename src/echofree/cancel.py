@@ -56,6 +56,7 @@ NOTES = (
 )
 CHUNK_S = 1.0  # of audio per progress step
 SILENT_POWER = 1e-9  # mean square below which (-90 dBFS) a far end plays nothing
+SHORT_S = 0.2  # a recording below which a canceller that starts anew has learnt nothing
 SAME_DB = 30.0  # microphone and far end that differ by less are one recording
 
 
@@ -243,6 +244,13 @@ def cancel(model: Any, mic: np.ndarray, far: np.ndarray, rate_hz: int, progress:
     """
     from echofree.progress import Progress
 
+    if not len(mic):
+        return mic
+    if len(mic) < SHORT_S * rate_hz:
+        warn(
+            f"{1000 * len(mic) / rate_hz:.0f} ms are too short to learn an echo from, and every call starts anew. "
+            "Pieces of a recording belong into one stream: --stream, or one echofree.model.streaming.Stream for all"
+        )
     live = as_live(model)
     mic_m, far_m = (audio.resample(x, rate_hz, live.sample_rate) for x in (mic, far))  # [T]
     if rate_hz != live.sample_rate:

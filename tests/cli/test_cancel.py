@@ -52,12 +52,20 @@ def cancel_files(
     return main(words if far is None else [*words, f"far={folder / far}"])
 
 
-@pytest.mark.parametrize("length", [1, 255, 257, 16001])
+@pytest.mark.parametrize("length", [0, 1, 255, 257, 16001])
 def test_output_is_as_long_as_the_microphone_and_aligned(length, waves):
     mic, far = waves[0][:length], waves[1][:length]
     est = cancel(Subtract(), mic, far, RATE_HZ)
     assert len(est) == length
     np.testing.assert_allclose(est, mic - far, atol=1e-6)
+
+
+def test_pieces_too_short_to_learn_from_are_told(waves, capsys):
+    for length, told in ((320, True), (3199, True), (3200, False)):
+        cancel(Subtract(), waves[0][:length], waves[1][:length], RATE_HZ)
+        said = capsys.readouterr().err
+        assert ("belong into one stream: --stream" in said) == told, length
+    assert "warning" not in said
 
 
 @pytest.mark.parametrize("rate_hz", [8000, 44100, 48000])

@@ -165,6 +165,32 @@ def test_int16_in_int16_out(tmp_path, rng):
     np.testing.assert_array_equal(out, np.clip(np.rint(as_float * 32768), -32768, 32767).astype(np.int16))
 
 
+def test_without_a_far_end_nothing_is_playing(tmp_path, rng):
+    _, folder = linear_artifact(tmp_path / "a")
+    mic, _ = scene(rng, 0.5)
+    canceller = Canceller.load(folder)
+    out = canceller.process(mic, None)
+    canceller.reset()
+    np.testing.assert_array_equal(out, canceller.process(mic, np.zeros_like(mic)))
+    with pytest.raises(DataError, match=r"mic is object|two arrays"):
+        canceller.process(None, mic)
+
+
+def test_a_stream_that_is_reset_at_every_chunk_warns(tmp_path):
+    _, folder = linear_artifact(tmp_path / "a")
+    canceller, x = Canceller.load(folder), np.zeros(512, np.float32)
+    for _ in range(4):
+        canceller.process(x, x)
+        canceller.reset()
+    canceller.process(x, x)
+    with pytest.warns(UserWarning, match="reset 5 times in a row"):
+        canceller.reset()
+    for _ in range(9):
+        canceller.process(np.zeros(3200), np.zeros(3200))
+        canceller.reset()
+        canceller.reset()
+
+
 def test_flush_gives_what_is_owed(tmp_path, rng):
     _, folder = linear_artifact(tmp_path / "a")
     mic, far = scene(rng, 1.0)
@@ -183,6 +209,9 @@ def test_flush_gives_what_is_owed(tmp_path, rng):
         (np.zeros(4), np.zeros(5), r"one length"),
         (np.zeros((1, 4)), np.zeros((1, 4)), r"two arrays \[n\]"),
         (np.zeros(4, np.int32), np.zeros(4, np.int32), "mic is int32"),
+        (np.zeros(4), [0, 1, 2, 3], "far is int64"),
+        (bytes(8), np.zeros(8), r"two arrays \[n\]"),
+        (bytearray(8), np.zeros(8), "mic is uint8"),
         (np.array([0, np.nan]), np.zeros(2), "mic holds 1 samples that are NaN"),
         (np.zeros(2), np.array([np.inf, np.nan]), "far holds 2 samples that are NaN or infinite"),
     ],

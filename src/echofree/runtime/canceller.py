@@ -7,6 +7,7 @@ Legend: S signals, F bins, M hop.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from echofree.runtime.engine import Runner, open_engine
 from echofree.runtime.linear import LinearStage
 
 FULL_SCALE = 32768.0
+SHORT_S, MANY_RESETS = 0.2, 5  # so many calls in a row that were shorter: somebody resets at every chunk
 
 
 class Canceller:
@@ -44,6 +46,7 @@ class Canceller:
         hop = self.hop_samples
         self._mic, self._far, self._out = (np.zeros(hop, np.float32) for _ in range(3))
         self._fill = 0
+        self._taken, self._short = 0, 0  # samples since the last reset; resets in a row after next to nothing
         self._hops: list[np.ndarray] = []
         if contract.kind == "spectra":
             assert self.linear is not None
@@ -77,7 +80,15 @@ class Canceller:
         return Canceller(self.contract, self._make_runner)
 
     def reset(self) -> None:
-        """Forgets everything: the next sample is the first of a new call."""
+        """Forgets everything: the next sample is the first of a new call. Warns when that happens at every chunk."""
+        self._short = self._short + 1 if 0 < self._taken < SHORT_S * self.sample_rate else 0
+        self._taken = 0
+        if self._short == MANY_RESETS:
+            warnings.warn(
+                f"the stream was reset {MANY_RESETS} times in a row within less than {SHORT_S:g} s of sound each: a "
+                "canceller has learnt nothing by then. Keep its state for the whole call",
+                stacklevel=2,
+            )
         for part in (self.linear, self.runner):
             if part is not None:
                 part.reset()
@@ -88,18 +99,21 @@ class Canceller:
             self._overlap[:] = 0
         self._fill = 0
 
-    def process(self, mic: np.ndarray, far: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def process(self, mic: np.ndarray, far: np.ndarray | None, out: np.ndarray | None = None) -> np.ndarray:
         """mic, far [n], any n, float in [-1, 1] or int16 -> the estimate [n]: int16 if mic is, else float32.
 
         Args:
-            mic, far: of one length.
+            mic, far: of one length. far None says that nothing is playing: silence. A far end that plays and isn't
+                given can't be cancelled.
             out: written instead of a new array: [n], float32 or int16.
 
         Raises:
             DataError: other shapes or types, NaN or infinite samples; nothing was taken in.
         """
-        mic, far = np.asarray(mic), np.asarray(far)
+        mic = np.asarray(mic)
+        far = np.zeros(mic.shape, np.float32) if far is None else np.asarray(far)
         self._check(mic, far)
+        self._taken += len(mic)
         if out is None:
             out = np.empty(len(mic), np.int16 if mic.dtype == np.int16 else np.float32)
         at, hop, size = 0, self.hop_samples, len(mic)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +74,76 @@ def test_keeps_shape_and_kind_and_refuses_others() -> None:
         stream.process(x, x[:, :50])
     with pytest.raises(ValueError, match="expected"):
         stream.process(x[0], x[0])
+
+
+class Late:
+    """est = mic - far, late by one hop of 128; its state counts the hops."""
+
+    sample_rate, hop_samples, latency_samples = 16000, 128, 256
+
+    def init_state(self, batch: int) -> dict[str, torch.Tensor]:
+        return {"late": torch.zeros(batch, 128)}
+
+    def step(self, mic: torch.Tensor, far: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
+        return state["late"], {"late": mic - far}
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.asarray])
+def test_int16_means_shares_of_full_scale_and_comes_back_as_int16(kind: Callable, rng: np.random.Generator) -> None:
+    mic, far = rng.integers(-32768, 32768, (2, 1000)).astype(np.int16)
+    mic[:4], far[:4] = [0, 32767, -32768, 100], [0, -32768, 32767, 1]
+    out = Stream(Late()).process(kind(mic), kind(far))
+    assert out.dtype == kind(mic).dtype
+    want = np.clip(mic.astype(int) - far, -32768, 32767)[:744]
+    assert np.asarray(out)[256:].tolist() == want.tolist()
+    assert want[:4].tolist() == [0, 32767, -32768, 99]
+    mixed = Stream(Late()).process(kind(mic), kind(far.astype(np.float32) / 32768))
+    assert np.array_equal(np.asarray(mixed), np.asarray(out))
+
+
+def test_without_a_far_end_nothing_is_playing(rng: np.random.Generator) -> None:
+    mic = rng.uniform(-1, 1, (2, 700)).astype(np.float32)
+    out = Stream(Late(), batch=2).process(mic, None)
+    assert np.array_equal(out[:, 256:], mic[:, :444])
+
+
+@pytest.mark.parametrize("wrong", [b"\x00" * 64, bytearray(64), [0.0] * 64, None])
+def test_what_is_no_array_is_refused_by_name(wrong: Any) -> None:
+    stream, x = Stream(Late()), np.zeros(64, np.float32)
+    with pytest.raises(TypeError, match=f"mic is a {type(wrong).__name__}: give a numpy array or a tensor"):
+        stream.process(wrong, x)
+    if wrong is not None:
+        with pytest.raises(TypeError, match=f"far is a {type(wrong).__name__}"):
+            stream.process(x, wrong)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.complex64, bool])
+def test_samples_of_an_unknown_scale_are_refused(dtype: Any) -> None:
+    x = np.zeros(64, np.float32)
+    with pytest.raises(TypeError, match=r"far is .*give float samples in \[-1, 1\] or int16"):
+        Stream(Late()).process(x, x.astype(dtype))
+
+
+def test_a_stream_that_is_reset_at_every_chunk_warns() -> None:
+    x = np.zeros(512, np.float32)
+    stream = Stream(Late())
+    for _ in range(4):
+        stream.process(x, x)
+        stream.reset()
+    stream.process(x, x)
+    with pytest.warns(UserWarning, match="reset 5 times in a row"):
+        stream.reset()
+    long = np.zeros(3200, np.float32)
+    for _ in range(9):  # calls of 0.2 s, and resets without anything between, are nobody's mistake
+        stream.process(long, long)
+        stream.reset()
+        stream.reset()
+
+
+def test_the_same_signal_twice_leaves_near_silence(rng: np.random.Generator) -> None:
+    talk = (0.1 * speech(rng, 2.0)).astype(np.float32)
+    est = streamed(Stream(Linear()), talk, talk, 4096)[256:]
+    assert np.sum(est[16000:] ** 2) < 10**-2 * np.sum(talk[16000:] ** 2)
 
 
 def test_linear_details_and_contract(rng: np.random.Generator) -> None:
