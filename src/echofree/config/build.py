@@ -24,17 +24,56 @@ from echofree.errors import ConfigError
 
 ROOTS = ("echofree.", "torch.", "experiments.")
 LOADER_KEYS = ("num_workers", "prefetch_factor")  # of the data node: read by the loader, not by the source
+AROUND_KEYS = ("replay",)  # of the data node: what is put around the source, see `around`
 SCALARS = (int, float, str, bool)
 
 
 def build_model(config: DictConfig | Mapping[str, Any]) -> Any:
-    """The model of a run config."""
-    return instantiate(freeze(config)["model"], "model")
+    """The model of a run config.
+
+    Raises:
+        ConfigError: see `instantiate`; also a class that doesn't take the far end.
+    """
+    node = freeze(config)["model"]
+    found = list(problems(node, "model")) or list(other_inputs(node, "model"))
+    if found:
+        raise ConfigError(found)
+    return instantiate(node, "model")
 
 
-def build_data(config: DictConfig | Mapping[str, Any]) -> Any:
-    """The data source of a run config; the loader's keys of that node are left to the loader."""
-    return instantiate(_source(freeze(config)["data"]), "data")
+def build_data(config: DictConfig | Mapping[str, Any], training: bool = False) -> Any:
+    """The data source of a run config; the loader's keys of that node are left to the loader.
+
+    Args:
+        training: with what the run puts around it, see `around`.
+    """
+    plain = freeze(config)
+    source = instantiate(_source(plain["data"]), "data")
+    return around(source, plain) if training else source
+
+
+def around(source: Any, plain: Mapping[str, Any]) -> Any:
+    """What the keys of `AROUND_KEYS` make of a source.
+
+    Raises:
+        ConfigError: old data that isn't named, or can't be found.
+    """
+    replay, guard = plain["data"].get("replay") or {}, plain.get("checkpoint", {}).get("guard", {})
+    share = float(replay.get("share") or 0.0)
+    if share or guard.get("max_drop") is not None:
+        from echofree.config.frozen import load
+        from echofree.data.replay import Replay
+        from echofree.inherit import run_dir_of
+
+        run = replay.get("run") or plain.get("init_from")
+        if not run:
+            raise ConfigError(
+                "data.replay mixes in the data of another run, and none is named. Type: data.replay.run=<run directory>"
+            )
+        old = freeze(load(run_dir_of(run)))
+        old["data"] = {**old["data"], "sample_rate": plain["data"].get("sample_rate", old["data"].get("sample_rate"))}
+        source = Replay(source, build_data(old), share, int(plain.get("seed", 0)))
+    return source
 
 
 def build_task(config: DictConfig | Mapping[str, Any]) -> Any:
@@ -52,7 +91,7 @@ def check(config: DictConfig | Mapping[str, Any]) -> None:
         MissingExtra: a metric or an export whose package isn't installed.
     """
     plain = freeze(config)
-    found = list(problems(plain["model"], "model"))
+    found = list(problems(plain["model"], "model")) or list(other_inputs(plain["model"], "model"))
     found += problems(_source(plain["data"]), "data")
     found += problems(plain["loss"], "loss")
     found += problems(plain["task"], "task", ("loss",))
@@ -96,7 +135,9 @@ def _build(value: Any, extra: Mapping[str, Any]) -> Any:
 
 
 def _source(data: Any) -> Any:
-    return {key: value for key, value in data.items() if key not in LOADER_KEYS} if isinstance(data, Mapping) else data
+    """The node without what isn't the source's."""
+    apart = (*LOADER_KEYS, *AROUND_KEYS)
+    return {key: value for key, value in data.items() if key not in apart} if isinstance(data, Mapping) else data
 
 
 def locate(target: str, path: str) -> Callable[..., Any]:
@@ -184,6 +225,32 @@ def problems(node: Any, path: str, extra: tuple[str, ...] = ()) -> Iterator[str]
     for name in names:
         if parameters[name].default is inspect.Parameter.empty and name not in given and name not in extra:
             yield f"{path}.{name} is not given, and {node['_target_']} needs it. Type: +{path}.{name}=..."
+
+
+def other_inputs(node: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Whether a model isn't called with a microphone and a far end, such as a noise suppressor that hears only one
+    signal.
+
+    Args:
+        node: without `problems`.
+        path: where it stands.
+    """
+    target = str(node["_target_"])
+    function = locate(target, path)
+    for name, inputs in (("forward", ("mic", "far")), ("step", ("mic", "far", "state"))):
+        method = getattr(function, name, None) if isinstance(function, type) else None
+        if method is None:
+            continue
+        signature = inspect.signature(method)
+        try:
+            signature.bind(None, *inputs)
+        except TypeError:
+            given = ", ".join(inputs)
+            details = ", details=False" if name == "forward" else ""
+            yield (
+                f"{path}._target_={target}: its {name}{signature} can't be given {given}. An echo canceller hears two "
+                f"signals: write {name}(self, {given}{details}), see echofree.contracts.Model"
+            )
 
 
 def _nested(value: Any, path: str) -> Iterator[str]:

@@ -28,6 +28,17 @@ class Outer:
         BUILT.append("outer")
         self.size, self.inner, self.names, self.rate, self.loss = size, inner, names, rate, loss
 
+class Denoiser:
+    def forward(self, noisy): ...
+
+class Stepless:
+    def forward(self, mic, far): ...
+    def step(self, mic, state): ...
+
+class Canceller:
+    def forward(self, mic, far, details=False): ...
+    def step(self, mic, far, state): ...
+
 class Open:
     def __init__(self, **keywords):
         self.keywords = keywords
@@ -111,6 +122,20 @@ def test_a_target_that_cannot_be_found_is_explained(plugins, target, parts):
     assert problem.startswith(f"model._target_={target}:")
     for part in parts:
         assert part in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Denoiser", r"its forward\(self, noisy\) can't be given mic, far\. .*write forward\(self, mic, far, details"),
+        ("Stepless", r"its step\(self, mic, state\) can't be given mic, far, state"),
+    ],
+)
+def test_a_model_that_hears_one_signal_is_refused_before_it_is_built(plugins, name, said):
+    model = {"model": {"_target_": f"experiments.plugins.{name}"}}
+    with pytest.raises(ConfigError, match=said):
+        build.build_model(model)
+    assert type(build.build_model({"model": {"_target_": "experiments.plugins.Canceller"}})).__name__ == "Canceller"
 
 
 def test_a_node_without_target_is_refused():
