@@ -278,6 +278,23 @@ def test_gradients_are_finite_on_silence_everywhere():
             assert torch.isfinite(out["gain"].grad).all(), silent
 
 
+def test_leaks_beside_a_narrow_near_end_cost_less_than_muting_it():
+    """300 to 3400 Hz: whatever is in its empty bands is bounded, so that nothing is learnt from it but to leave it."""
+    wide = make_batch([16000, 16000], seed=3)
+    freq = torch.fft.rfftfreq(16000, 1 / RATE_HZ)
+    narrow = replace(wide, near=torch.fft.irfft(torch.fft.rfft(wide.near) * ((freq > 300) & (freq < 3400)), n=16000))
+    loss = Weighted({"spectral": CompressedSpectral(), "sdr": SiSdr(free_scale=False)}, {"spectral": 5.0, "sdr": 0.03})
+    values = []
+    for kept, leak in ((1.0, 0.0), (1.0, 0.1), (1.0, 0.3), (0.0, 0.0)):
+        est = (kept * narrow.near + leak * wide.echo).requires_grad_()
+        total, weight, _ = loss({"est": est}, narrow)
+        total.backward()
+        assert est.grad.isfinite().all()
+        values.append(float(total.detach() / weight))
+    assert values == sorted(values)
+    assert values[-1] - values[0] > 1.5 * (values[1] - values[0])
+
+
 def test_recordings_without_a_target_give_zero_and_no_gradient():
     batch = make_batch([8000], seed=50)
     batch.has_near[:] = False

@@ -103,6 +103,11 @@ def microphone_eq(rng: np.random.Generator, rate_hz: int, gain_db: float) -> np.
     return impulse(response * _peaks(rng, rate_hz, int(rng.integers(1, 3)), gain_db))
 
 
+def telephone_band(rate_hz: int) -> np.ndarray:
+    """300 to 3400 Hz, as a telephone or a radio passes it -> float32 [FIR_TAPS]."""
+    return impulse(biquad("high_pass", 300.0, rate_hz) * biquad("low_pass", 3400.0, rate_hz) ** 2)
+
+
 def structure_path(rng: np.random.Generator, rate_hz: int, level_db: float, direct: int) -> np.ndarray:
     """Sound through the case: a noise-like response of 1 to 4 ms, `level_db` relative to a direct path of 1 that
     arrives at sample `direct`. It is faster in the solid, so it starts at 0 -> float32 [K]."""

@@ -57,6 +57,7 @@ class SceneConfig:
         near_target: reverberant (as it arrives), early (50 ms), dry (direct path only).
         noise_probability, snr_db: noise at the microphone, relative to the near end, or to the echo without one.
         mic_eq_probability, mic_eq_db: equaliser of the microphone.
+        mic_band_limit_probability: a telephone's 300 to 3400 Hz at the microphone, in all that it hears.
         mic_clip_probability, mic_clip_at: clipping, soft or hard, at this share of the peak.
         dc_probability, dc_offset: relative to the peak.
         quantise_probability: rounding to 16 bit.
@@ -107,6 +108,7 @@ class SceneConfig:
     snr_db: Range = (0.0, 40.0)
     mic_eq_probability: float = 0.5
     mic_eq_db: float = 4.0
+    mic_band_limit_probability: float = 0.05
     mic_clip_probability: float = 0.1
     mic_clip_at: Range = (0.3, 0.95)
     dc_probability: float = 0.1
@@ -170,6 +172,7 @@ class Recipe:
     noise: bool = False
     snr_db: float = 30.0
     mic_eq: bool = False
+    mic_band_limited: bool = False
     mic_clip: str = ""  # hard, soft
     mic_clip_at: float = 1.0
     dc_offset: float = 0.0
@@ -239,6 +242,7 @@ def draw(config: SceneConfig, rng: np.random.Generator, embedded: bool = True) -
         transmit_ns=_happens(rng, c.transmit_ns_probability) and not silence,
         # Nobody talks: the microphone's own peak is that of the noise floor.
         mic_peak_db=float(rng.uniform(-75.0, -35.0) if silence else rng.uniform(*c.mic_peak_db)),
+        mic_band_limited=_happens(rng, c.mic_band_limit_probability),
     )
 
 

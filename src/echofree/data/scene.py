@@ -71,6 +71,10 @@ class SceneMaker:
         if r.near_active:
             heard, target = self._near_end(r, rng, near_talker, room, mic_eq, num_samples)
         hiss = self.sources.noise.draw(rng, num_samples) if r.noise else silent
+        if r.mic_band_limited:
+            band, plain = device.telephone_band(rate), heard is target
+            heard, echo, hiss = (device.convolve(w, band)[0] for w in (heard, echo, hiss))
+            target = heard if plain else device.convolve(target, band)[0]
 
         if r.glitch == "mic":
             holes = _holes(rng, num_samples, rate)
@@ -120,8 +124,7 @@ class SceneMaker:
             hiss = self.sources.noise.draw(rng, num_samples)
             wave = wave + hiss * snr_gain(wave, hiss, r.far_snr_db, rate)
         if r.far_band_limited:
-            band = device.biquad("high_pass", 300.0, rate) * device.biquad("low_pass", 3400.0, rate) ** 2
-            wave = device.convolve(wave, device.impulse(band))[0]
+            wave = device.convolve(wave, device.telephone_band(rate))[0]
         if r.far_jump_db is not None:
             wave = wave * _step(rng, num_samples, r.far_jump_db, rate)
         return wave

@@ -61,7 +61,13 @@ def test_ranges_and_probabilities_hold(rng: np.random.Generator) -> None:
     assert abs(shares[""] / 3000 - 0.2) < 0.035
     assert set(shares) == {"", *DISTORTIONS}
     assert 0.02 < shares["sigmoid"] / 3000 < 0.1  # rare on purpose
-    for name, share in (("mic_clip", 0.1), ("path_change", 0.3), ("glitch", 0.05), ("noise", 0.5)):
+    for name, share in (
+        ("mic_clip", 0.1),
+        ("path_change", 0.3),
+        ("glitch", 0.05),
+        ("noise", 0.5),
+        ("mic_band_limited", 0.05),
+    ):
         assert abs(np.mean([bool(getattr(r, name)) for r in recipes]) - share) < 0.06, name
     jump = np.array([r.delay_jump_ms for r in recipes])
     assert abs(np.mean(jump != 0) - 0.1) < 0.025

@@ -182,9 +182,12 @@ def test_delay_label_holds_in_the_middle_of_a_drift_or_a_jump() -> None:
     assert good >= 24  # a jump may fall close to the middle
 
 
-@pytest.mark.parametrize("target", ["reverberant", "early", "dry"])
+@pytest.mark.parametrize("target", ["", "reverberant", "early", "dry"])
 def test_target_is_aligned_with_the_microphone(target: str) -> None:
-    data = scenes(25, scenario_probability=NEAR, near_target=target, noise_probability=0, mic_eq_probability=0, **PLAIN)
+    chosen = {"near_target": target} if target else {}  # when nothing is said, what the microphone hears
+    target = target or "reverberant"
+    clean = {"noise_probability": 0, "mic_eq_probability": 0, **PLAIN}
+    data = scenes(25, scenario_probability=NEAR, **chosen, **clean)
     kept = []
     for i in range(25):
         clip = data.item(i, 0)
@@ -223,6 +226,28 @@ def test_delay_jump_and_gain_step_change_the_echo() -> None:
     assert stepped.echo is not None
     ratio = np.abs(stepped.echo[late]).max() / np.abs(stepped.echo[: RATE // 2]).max()
     assert ratio != pytest.approx(np.abs(plain.echo[late]).max() / np.abs(plain.echo[: RATE // 2]).max(), rel=0.01)
+
+
+@pytest.mark.parametrize("target", ["reverberant", "dry"])
+def test_a_narrow_microphone_limits_all_that_it_hears(target: str) -> None:
+    data = scenes(1, near_target=target, noise_probability=1)
+    recipe = Recipe(Scenario.DOUBLE_TALK, far_active=True, has_echo=True, near_active=True, noise=True, ser_db=3.0)
+
+    def share_db(wave: np.ndarray, low_hz: int, high_hz: int) -> float:
+        power = np.abs(np.fft.rfft(wave.astype(float) * np.hanning(len(wave)))) ** 2  # 4 s: 4 bins a Hz
+        return float(10 * np.log10(power[4 * low_hz : 4 * high_hz].sum() / power.sum()))
+
+    wide, narrow = (
+        data.maker.render(replace(recipe, mic_band_limited=limited), np.random.default_rng(11), 4 * RATE)
+        for limited in (False, True)
+    )
+    for part in ("mic", "near", "echo", "noise"):
+        assert share_db(getattr(narrow, part), 6000, 8000) < min(-30, share_db(getattr(wide, part), 6000, 8000) - 12)
+        assert share_db(getattr(narrow, part), 250, 4000) > -1
+    assert np.array_equal(narrow.mic, narrow.near + narrow.echo + narrow.noise)
+    if target == "reverberant":
+        both = active(narrow.near) & active(narrow.echo)
+        assert energy_db(narrow.near, both) - energy_db(narrow.echo, both) == pytest.approx(3.0, abs=0.2)
 
 
 def test_glitches_make_holes_in_one_side_only() -> None:
