@@ -33,7 +33,10 @@ class LiteRt:
 
     def __init__(self, precision: str = "float32"):
         if precision not in PRECISIONS:
-            raise ConfigError(f"export.targets.litert.precision={precision}: give {', '.join(PRECISIONS)}")
+            raise ConfigError(
+                f"export.targets.litert.precision={precision}: give {', '.join(PRECISIONS)}. "
+                "16-bit activations (16x8) can't be had for recurrent layers: activations stay float32"
+            )
         self.precision = precision
         self.bounds: Bounds = PRECISIONS[precision]
 

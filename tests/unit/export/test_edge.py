@@ -94,6 +94,13 @@ def test_tensorrt_needs_a_gpu(monkeypatch):
         TensorRt().require()
 
 
+def test_16_bit_activations_are_refused_with_what_there_is():
+    with pytest.raises(
+        ConfigError, match=r"precision=int16x8: give float32, float16, int8\. .*activations stay float32"
+    ):
+        LiteRt("int16x8")
+
+
 @pytest.mark.parametrize("build", [lambda: LiteRt("int4"), lambda: Executorch("bf16", "qat"), lambda: TensorRt("int8")])
 def test_precisions_that_are_not_there_are_refused(build):
     with pytest.raises(ConfigError, match="precision="):

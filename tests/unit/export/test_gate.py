@@ -12,7 +12,9 @@ import torch
 from small_models import make
 
 from echofree.errors import CheckpointError, ConfigError
-from echofree.export.base import Calibration, Exporter, ExportError
+from echofree.export import __main__ as verb
+from echofree.export import gate
+from echofree.export.base import Bounds, Calibration, Exporter, ExportError
 from echofree.export.onnx import Onnx
 from echofree.export.run import export
 from echofree.model.graph import StreamGraph, stream_graph
@@ -218,12 +220,14 @@ class Complex(Gain):
         return torch.fft.irfft(spectrum, n=128), state
 
 
-def test_what_the_format_cannot_hold_is_said_and_leaves_nothing(tmp_path):
-    outcome, said = export_one(Complex(), tmp_path, Onnx())
-    assert outcome.folder is None
-    assert "NOT WRITTEN" in said
-    assert "ONNX" in outcome.problems[0]
-    assert list(tmp_path.iterdir()) == []
+def test_what_the_format_cannot_hold_is_named_leaves_nothing_and_fails_the_verb(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(verb, "load", lambda name: (Complex(), "a checkpoint", tmp_path / "export"))
+    assert verb.main(["checkpoint=any", f"export.minutes={MINUTES}"]) == 1
+    said = capsys.readouterr().out
+    assert "onnx: NOT WRITTEN: ONNX (opset 20) can't hold this model" in said
+    assert "aten." in said  # the operator
+    assert "complex" in said
+    assert list((tmp_path / "export").iterdir()) == []
 
 
 class Stale(Gain):
@@ -234,6 +238,16 @@ class Stale(Gain):
 def test_a_state_that_the_model_itself_never_updates_is_refused(tmp_path):
     with pytest.raises(ExportError, match="next_last_sample is input last_sample handed through"):
         Onnx().write(stream_graph(Stale()), lambda: iter(()), tmp_path)
+
+
+@pytest.mark.parametrize(("loss_db", "mos", "problems"), [(0.0, 0.0, 0), (0.04, 0.0, 0), (9.0, 0.0, 1), (9.0, 1.0, 3)])
+def test_a_loss_of_quality_is_a_problem_of_its_own(loss_db, mos, problems):
+    quality = {"si_sdr": {"loss_db": loss_db}, "aecmos": {"echo_loss": mos, "other_loss": mos}}
+    bounds = Bounds(wave=None, snr_db=None, si_sdr_db=0.05, aecmos=0.05)
+    found = gate.judge_quality(quality, bounds)
+    assert len(found) == problems
+    assert all("worse" in text for text in found)
+    assert gate.judge_quality({"si_sdr": {"loss_db": None}, "aecmos": {"skipped": "no package"}}, bounds) == []
 
 
 def test_a_model_without_step_is_refused():

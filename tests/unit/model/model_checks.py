@@ -163,7 +163,17 @@ def check_open(model: Any, rng: np.random.Generator) -> None:
 
 
 def check_half(model: Any, rng: np.random.Generator) -> None:
-    """bf16 and fp16 autocast stay close to float32."""
+    """bf16 and fp16 autocast stay close to float32, and find nothing undefined in silence, alone or before a sound."""
+    silence = torch.zeros(1, 4000)
+    for dtype in (torch.bfloat16, torch.float16):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype):
+            est = model(silence, silence)
+            late = model(torch.cat([silence, pair(rng, 800)[0]], dim=1), torch.zeros(1, 4800))
+        assert float(est.detach().abs().max()) == 0
+        assert bool(late.isfinite().all())
+        late.square().sum().backward()
+        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
     mic, far = pair(rng, 8000)
     with torch.no_grad():
         exact = model(mic, far)

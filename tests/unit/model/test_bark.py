@@ -43,6 +43,16 @@ def test_latency_is_true(model: Any, rng: np.random.Generator) -> None:
     checks.check_latency(checks.scramble(checks.preset("tiny_20ms"), rng), rng)
 
 
+def test_a_window_of_10_ms_trains_and_another_hop_is_refused(rng: np.random.Generator) -> None:
+    short: Any = checks.scramble(BarkNet(window_samples=160, hop_samples=80, front_end=checks.PlainFrontEnd()), rng)
+    assert (short.hop_samples, short.latency_samples) == (80, 160)
+    checks.check_training(short, rng)
+    assert all(bool(p.grad.isfinite().all()) for p in short.parameters())
+    checks.check_stream(short, rng, chunks=(333,))
+    with pytest.raises(ConfigError, match="hop"):
+        BarkNet(window_samples=160, hop_samples=128)
+
+
 def test_network_is_causal_by_gradient(rng: np.random.Generator) -> None:
     network = checks.scramble(BarkNet().eval(), rng).network.double()  # type: ignore[union-attr, operator]
     features = torch.tensor(rng.standard_normal((1, 2, 30, 112)), requires_grad=True)
