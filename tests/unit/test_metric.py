@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from echofree.audio import resample
 from echofree.contracts import Batch, Clip, Scenario
 from echofree.data.collate import collate
 from echofree.errors import ConfigError, MissingExtra
 from echofree.metric import CORE, EXTRA, default_metrics
-from echofree.metric.aecmos import cut_span, features, mel_matrix
+from echofree.metric.aecmos import AecmosModel, cut_span, features, mel_matrix
 from echofree.metric.core import erle, lag_samples, sdr, si_sdr
 
 RATE_HZ = 16000
@@ -291,6 +292,16 @@ def test_both_aecmos_scores_share_one_run_of_the_network():
     deg(batch.near, batch)
     assert model._last is first
     assert model.protocol["far_end"] == "as captured, not aligned"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("speechmos") is None, reason="the extra metrics isn't installed")
+def test_aecmos_of_a_48_khz_copy_is_that_of_the_16_khz_recording():
+    waves = [speech(f"syn00_dt_{kind}.flac", 4 * RATE_HZ) for kind in ("ref", "mic", "near")]
+    low, high = AecmosModel(RATE_HZ), AecmosModel(48000)
+    expected = low.score(*waves, Scenario.DOUBLE_TALK)
+    found = high.score(*(resample(wave, RATE_HZ, 48000) for wave in waves), Scenario.DOUBLE_TALK)
+    assert found == pytest.approx(expected, abs=0.05)
+    assert (low.protocol["resampling"], high.protocol["resampling"]) == ("none", "soxr HQ")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pesq") is None, reason="the extra metrics isn't installed")
