@@ -572,8 +572,9 @@ static void advance(FarLine *f, const float *far, float *out) {
     float after = f->fraction + f->rate * (float)f->hop, carry = rintf(after);
     f->whole += (int)carry, f->fraction = after - carry;
     float taken = (float)f->whole + f->fraction;
-    if (taken >= 0 && taken <= (float)f->most) return;
-    f->whole = f->whole < 0 ? 0 : f->whole > f->most ? f->most : f->whole;
+    int first = f->taps / 2;
+    if (f->rate == 0 || (taken >= (float)first && taken <= (float)f->most)) return;
+    f->whole = f->whole < first ? first : f->whole > f->most ? f->most : f->whole;
     f->fraction = 0;
 }
 
@@ -906,8 +907,12 @@ static void align(Linear *s) {
     s->past.rate = (float)d->rate;
     if (d->jolt) doubt(&s->kalman, s->doubt, 0);
     double inside = d->lag * d->factor - s->past.whole - s->past.fraction, headroom = s->headroom_s * s->rate_hz;
-    if (!d->found || (inside >= 0.5 * headroom && inside <= s->latest_s * s->rate_hz)) return;
-    int samples = (int)fmin(fmax(rint(inside - headroom), -s->past.whole), s->max_samples - s->past.whole);
+    /* between samples the line needs a few beyond the one that it reads */
+    int least = (s->past.rate != 0 ? s->past.taps / 2 : 0) - s->past.whole, samples = least > 0 ? least : 0;
+    if (d->found && (inside < 0.5 * headroom || inside > s->latest_s * s->rate_hz)) {
+        int wished = (int)fmax(fmin(rint(inside - headroom), s->max_samples - s->past.whole), least);
+        samples = abs(wished) >= 0.5 * headroom ? wished : samples;
+    }
     if (samples) move(s, samples);
 }
 

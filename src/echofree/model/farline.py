@@ -65,8 +65,8 @@ class FarLine(nn.Module):
             end = fraction + rate * hop
             carry = end.round()
             whole, fraction = whole + carry, end - carry
-            stuck = (whole + fraction < 0) | (whole + fraction > self.most)
-            whole = torch.where(stuck, whole.clamp(0, self.most), whole)
+            stuck = (rate != 0) & ((whole + fraction < HALF) | (whole + fraction > self.most))
+            whole = torch.where(stuck, whole.clamp(HALF, self.most), whole)
             fraction = torch.where(stuck, torch.zeros_like(fraction), fraction)
         state["whole"].copy_(whole)
         state["fraction"].copy_(fraction)

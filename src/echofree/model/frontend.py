@@ -23,7 +23,7 @@ from echofree.dsp import BlockIir, dc_blocker, frequency_response, high_pass
 from echofree.errors import ConfigError
 from echofree.model.adaptive import STATES, TINY, KalmanFilter
 from echofree.model.delay import MAX_DRIFT_PPM, NUM_AGREE, DelayEstimator
-from echofree.model.farline import FarLine
+from echofree.model.farline import HALF, FarLine
 from echofree.model.shadow import FLOOR, Shadow
 
 OUTPUTS = ("mic", "far", "mic_hp", "far_hp", "echo", "error")
@@ -287,8 +287,11 @@ class FrontEnd(nn.Module):
         inside = lag - taken
         headroom, latest = HEADROOM_S * self.sample_rate, LATEST_S * self.sample_rate
         move = ended & (delay["found"] > 0) & ((inside < 0.5 * headroom) | (inside > latest))
-        least, most = -line["whole"], self.max_samples - line["whole"]
-        shift = torch.minimum(torch.maximum((inside - headroom).round(), least), most) * move  # [B, 1]
+        # between samples the line needs a few beyond the one that it reads
+        least, most = HALF * (line["rate"] != 0) - line["whole"], self.max_samples - line["whole"]
+        wished = torch.maximum((inside - headroom).round().minimum(most), least)
+        move &= wished.abs() >= 0.5 * headroom  # less isn't worth it, and would undo what a drift adds
+        shift = torch.where(move, wished, least.clamp(min=0)) * ended  # [B, 1]
         if shift.device.type != "cpu" or bool(shift.any()):
             self.filter.shift(shift, START_VARIANCE * state["path_gain"], kalman)
             line["whole"].add_(shift)

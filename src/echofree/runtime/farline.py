@@ -49,8 +49,8 @@ class FarLine:
         after = self.fraction + self.rate * np.float32(hop)
         carry = np.rint(after)
         self.whole, self.fraction = self.whole + int(carry), after - carry
-        if not 0 <= self.whole + self.fraction <= self.most:
-            self.whole, self.fraction = min(max(self.whole, 0), self.most), np.float32(0)
+        if self.rate != 0 and not self.taps // 2 <= self.whole + self.fraction <= self.most:
+            self.whole, self.fraction = min(max(self.whole, self.taps // 2), self.most), np.float32(0)
 
     def reread(self) -> np.ndarray:
         """[L, M]: the last hops once more, as if the present delay and rate had held all the while."""

@@ -185,10 +185,14 @@ class LinearStage:
         lag = delay.lag * delay.factor
         inside = lag - line.whole - float(line.fraction)
         headroom = n["headroom_s"] * self.rate_hz
+        # between samples the line needs a few beyond the one that it reads
+        least = (line.taps // 2 if line.rate else 0) - line.whole
+        shift = max(least, 0)
         if delay.found and (inside < 0.5 * headroom or inside > n["latest_s"] * self.rate_hz):
-            shift = min(max(int(np.rint(inside - headroom)), -line.whole), self.max_samples - line.whole)
-            if shift:
-                self._move(shift)
+            wished = max(min(int(np.rint(inside - headroom)), self.max_samples - line.whole), least)
+            shift = wished if abs(wished) >= 0.5 * headroom else shift
+        if shift:
+            self._move(shift)
         ahead = delay.found and lag < -0.001 * self.rate_hz and delay.agree >= delay.num_agree
         stays = ahead or self.negative >= n["negative_updates"]
         self.negative = min(self.negative + 1, 1000) if stays else 0
