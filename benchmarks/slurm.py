@@ -70,6 +70,11 @@ def over(job: str) -> str:
     return "" if state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else state
 
 
+def restarts(job: str) -> int:
+    words = dict(word.partition("=")[::2] for word in said("scontrol", "show", "job", "-o", job).split())
+    return int(words.get("Restarts", 0))
+
+
 def until_over(job: str, limit_s: float) -> str:
     end = time.monotonic() + limit_s
     while not (state := over(job)):
@@ -151,6 +156,8 @@ def soak(stops: int, seed: int) -> int:
                 said("scancel", "--signal=USR2", job)
             else:
                 until_over(submit(high, ["true"], "-N2", "-p", "high", "--exclusive"), 120)
+            while restarts(job) <= number and not over(job):  # two stops at once would be counted as one
+                time.sleep(0.1)
             print(f"{number}: {kind}, {steps_of(job_dir)} steps, {time.monotonic() - begin:.1f} s", flush=True)
         state = until_over(job, 600)
         (record,) = job_dir.glob("outputs/*/*/run.json")
