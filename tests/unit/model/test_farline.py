@@ -1,0 +1,116 @@
+"""The far end's line against an ideal resampler, the drift estimator against known drifts, and the shadow filter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scenes import RATE, echo_of, reduction_db, room, speech
+
+from echofree.data.scene import resample_clock
+from echofree.model.delay import DelayEstimator
+from echofree.model.farline import HALF, FarLine
+from echofree.model.frontend import FrontEnd
+from echofree.model.shadow import Shadow
+
+
+def tones(time: np.ndarray) -> np.ndarray:
+    """A signal that can be had at any moment (in samples of 16 kHz), up to 5.6 kHz."""
+    return sum(np.sin(2 * np.pi * hz * time / RATE + i) for i, hz in enumerate((200.0, 1130.0, 3100.0, 5600.0)))
+
+
+def test_whole_delays_are_copies(rng: np.random.Generator) -> None:
+    line = FarLine(256, 1024, 2)
+    state = line.init_state(3)
+    state["whole"] += torch.tensor([[0.0], [7.0], [1024.0]])
+    far = torch.tensor(rng.standard_normal((3, 256 * 12)), dtype=torch.float32)
+    got = torch.cat([line.advance(far[:, a : a + 512], state) for a in range(0, far.shape[1], 512)], 1)
+    for row, delay in enumerate((0, 7, 1024)):
+        assert torch.equal(got[row, delay:], far[row, : far.shape[1] - delay])
+        assert not got[row, :delay].any()
+
+
+@pytest.mark.parametrize("ppm", [-500.0, 37.0, 1000.0])
+def test_drifting_delays_are_resampling(ppm: float) -> None:
+    hop, num = 160, 400
+    line = FarLine(hop, 4000, 3, dtype=torch.float64)
+    state, start = line.init_state(2), torch.tensor([[1500.25], [3000.0]], dtype=torch.float64)
+    state["whole"] += start.round()
+    state["fraction"] += start - start.round()
+    state["rate"] += ppm * 1e-6
+    time = np.arange(hop * num, dtype=np.float64)
+    far = torch.tensor(np.stack([tones(time)] * 2))
+    parts = [line.advance(far[:, : 7 * hop], state), *(line.advance(x, state) for x in far[:, 7 * hop :].split(hop, 1))]
+    taken = start.numpy() + ppm * 1e-6 * (time + 1)
+    wanted = np.where(time > 3500, tones(time - taken), 0.0)
+    got = torch.cat(parts, 1).numpy() * (time > 3500)
+    assert np.abs(got - wanted).max() < 0.02  # four tones of amplitude 1: -50 dB
+    again = line.reread(state).numpy()  # the same delays lead back
+    assert np.abs(again - got[:, -3 * hop :]).max() < 1e-9
+    assert torch.allclose(state["whole"] + state["fraction"], start + ppm * 1e-6 * hop * num, atol=1e-9)
+
+
+def test_a_delay_stops_at_its_ends() -> None:
+    line = FarLine(160, 320, 1)
+    state = line.init_state(2)
+    state["whole"] += torch.tensor([[10.0], [470.0]])
+    state["rate"] += torch.tensor([[-1e-3], [1e-3]])
+    for _ in range(200):
+        line.advance(torch.zeros(2, 160), state)
+    assert state["whole"].flatten().tolist() == [HALF, 320 + 160]
+    assert not state["fraction"].any()
+
+
+@pytest.mark.parametrize("hop", [160, 256])
+def test_drift_is_told_within_some_ppm(hop: int, rng: np.random.Generator) -> None:
+    drifts = (-700.0, -40.0, 0.0, 60.0, 300.0)
+    mics, fars = [], []
+    for ppm in drifts:
+        far = speech(rng, 9.0)
+        fars.append(far)
+        mics.append(echo_of(resample_clock(far, -ppm), room(rng), 60.0))
+    pair = torch.tensor(np.stack([np.stack(mics), np.stack(fars)], axis=1))
+    estimator = DelayEstimator(RATE, hop)
+    state, size = estimator.init_state(len(drifts)), estimator.period * hop
+    slot, due = torch.zeros(len(drifts), dtype=torch.long), torch.ones(len(drifts), 1, dtype=torch.bool)
+    for start in range(0, pair.shape[-1] - size + 1, size):
+        estimator.observe(pair[..., start : start + size], slot, state)
+        estimator.update(due, state)
+    told = estimator.drift_ppm(state).numpy()
+    assert (np.abs(told - np.array(drifts)) < 5 + 0.02 * np.abs(drifts)).all(), told  # the filter follows 10 by itself
+    assert (state["rate"][:, 0] != 0).tolist() == [True, True, False, True, True]
+
+
+def test_a_changed_echo_path_is_learnt_again_at_once(rng: np.random.Generator) -> None:
+    """Two rooms one after the other, with the shadow filter and without its alarms."""
+    far = speech(rng, 9.0)
+    echoes = [echo_of(far, room(rng)) for _ in range(2)]
+    half = len(far) // 2
+    mic = np.concatenate([echoes[0][:half], echoes[1][half:]]) + 1e-6 * rng.standard_normal(len(far)).astype(np.float32)
+    error = FrontEnd(output="prior")(torch.tensor(mic[None]), torch.tensor(far[None]))["error"][0].numpy()
+    at = half / RATE
+    assert reduction_db(mic, error, at - 1.0, at) > 15
+    assert reduction_db(mic, error, at + 1.5, at + 2.5) > 10
+
+
+def test_shadow_alarms_at_a_change_and_not_at_a_talker(rng: np.random.Generator) -> None:
+    """Fed with the error of a filter that fits perfectly until the change; a talker comes before it."""
+    shadow, hop = Shadow(RATE, 256), 256
+    far, near = speech(rng, 8.0), speech(rng, 8.0)
+    near[: 2 * RATE] = 0
+    near[4 * RATE :] = 0
+    paths = [room(rng), room(rng)]
+    old, new = (echo_of(far, h) for h in paths)
+    change = 6 * RATE
+    echo = np.concatenate([old[:change], new[change:]])
+    state = shadow.init_state(1)
+    one, alarms = torch.ones(1, 1), []
+    for t in range(len(far) // hop):
+        here = slice(t * hop, (t + 1) * hop)
+        mic, x, left = (torch.tensor(v[here][None]) for v in (echo + near, far, echo + near - old))
+        low, spectra = shadow.hear(torch.stack([mic, x], 1), state)
+        alarm, _ = shadow.step(low[:, 0], spectra, left, one, one, 0.1 * one if t == 0 else 1e-4 * one, state)
+        if alarm:
+            alarms.append(t * hop / RATE)
+    assert any(6.0 < moment < 6.8 for moment in alarms), alarms
+    assert not any(moment < 6.0 for moment in alarms), alarms
