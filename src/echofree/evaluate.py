@@ -82,11 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: Words) -> None:
     """Everything in order: the systems, the data, the metrics, the scores, the files, the table."""
+    import torch
+
     from echofree.listen import write_listening
     from echofree.progress import Progress
     from echofree.score import score, summarise
     from echofree.scorefile import write_scores
     from echofree.scoretable import table, tell
+    from echofree.train import num_threads
 
     rivals = take_rivals(words)
     names = metric_names(words.names("metrics"))
@@ -100,6 +103,7 @@ def run(words: Words) -> None:
     metrics = build_metrics(names, rate_hz, words["aecmos_cut"], words["align"] == "output")
     models = build_models(model_name, model, words.names("baselines"), rate_hz, words["device"])
     total = len(dataset) if limit is None else min(limit, len(dataset))
+    torch.set_num_threads(num_threads(1, 1))  # the filter's steps are small: a thread that waits for a core costs most
     with tempfile.TemporaryDirectory(prefix="echofree-evaluate-") as scratch:
         systems = callables(models, words["device"])
         systems |= build_rivals(rivals, systems, dataset, total, Path(scratch))
