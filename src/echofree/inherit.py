@@ -76,12 +76,12 @@ def run_dir_of(path: str | Path) -> Path:
 
 
 def last_match(name: str, patterns: Sequence[str]) -> str | None:
-    """The last of `patterns` that fits: * any letters, ? one, [ab] one of these; ! in front says: not this."""
-    return next((p for p in reversed(patterns) if fnmatchcase(name, p.removeprefix("!"))), None)
+    """The last of `patterns` that fits: * any letters, ? one, [ab] one of these; - in front says: not this."""
+    return next((p for p in reversed(patterns) if fnmatchcase(name, p.removeprefix("-"))), None)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Weights whose name's last fitting pattern has no ! get no gradient. -> their names
+    """Weights whose name's last fitting pattern has no - in front get no gradient. -> their names
 
     Raises:
         ConfigError: a pattern that fits no weight, or nothing left to train.
@@ -91,13 +91,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     frozen = []
     for name, parameter in model.named_parameters():
         hit = last_match(name, patterns)
-        if hit is not None and not hit.startswith("!"):
+        if hit is not None and not hit.startswith("-"):
             parameter.requires_grad_(False)
             frozen.append(name)
     if frozen and len(frozen) == len(names):
         raise ConfigError(
-            f"optim.freeze={list(patterns)} leaves no weight to train. Let some go again, with a ! in front: "
-            "'optim.freeze=[\"*\",\"!*norm*\"]'"
+            f"optim.freeze={list(patterns)} leaves no weight to train. Let some go again, with a - in front: "
+            "'optim.freeze=[*,-*norm*]'"
         )
     return frozen
 
@@ -107,7 +107,7 @@ def unused(patterns: Sequence[str], names: Sequence[str], key: str) -> None:
     Raises:
         ConfigError: patterns that fit none of `names`.
     """
-    bad = [p for p in patterns if not any(fnmatchcase(name, p.removeprefix("!")) for name in names)]
+    bad = [p for p in patterns if not any(fnmatchcase(name, p.removeprefix("-")) for name in names)]
     if bad:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
         raise ConfigError(

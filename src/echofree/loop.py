@@ -30,6 +30,7 @@ from echofree.dist.strategy import Amp
 from echofree.dist.watchdog import Pulse
 from echofree.dist.world import World
 from echofree.errors import NonFiniteError
+from echofree.forgetting import Guard
 from echofree.log import Position, RankLog
 from echofree.meter import peak_mb
 from echofree.optim import Ema, Schedule
@@ -159,6 +160,7 @@ class Loop:
         decay = config.train.ema_decay
         self.ema = Ema(strategy.named(), decay) if decay else None
         self.rank_log = rank_log
+        self.guard: Guard | None = None
         self.stragglers = Stragglers(world.hosts)
         self.progress = self.bar(self.total_steps, "train")
         self.in_parts = snapshot.is_in_parts(config.checkpoint.format, strategy)
@@ -206,6 +208,8 @@ class Loop:
         self.strategy.model.train()
         self.progress.done = self.progress.initial = state.step
         self._watch_weights()
+        if self.guard is not None and self.guard.before is None:
+            self.guard.begin(mean_scores(self.evaluate(self.guard.dataset)))
         if not self.window.loss:
             self.window = Window()  # the clock starts now
         try:
@@ -454,6 +458,7 @@ class Loop:
         state.scores = mean_scores(rows)
         state.evaluated_at = state.step
         self._write({"kind": "eval", "split": "valid", "step": state.step, "epoch": state.epoch, **state.scores})
+        held = self._guarded()
         value = state.scores.get(wanted.metric)
         if value is None or not math.isfinite(value):
             log.warning("checkpoint.metric=%s has no finite value on the validation clips at this step", wanted.metric)
@@ -461,11 +466,20 @@ class Loop:
             return False
         self.schedule.evaluated(value if wanted.mode is Mode.min else -value)
         better = state.best is None or (value < state.best if wanted.mode is Mode.min else value > state.best)
+        better = better and held
         if better:
             state.best, state.best_step, state.stale = value, state.step, 0
         else:
             state.stale += 1
         return better
+
+    def _guarded(self) -> bool:
+        """Whether the old data's scores let this step be the best. The same on every rank."""
+        if self.guard is None:
+            return True
+        state, scores = self.state, mean_scores(self.evaluate(self.guard.dataset))
+        self._write({"kind": "eval", "split": "old", "step": state.step, "epoch": state.epoch, **scores})
+        return self.guard.holds(scores, state.step)
 
     @torch.no_grad()
     def evaluate(self, dataset: Dataset) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -12,22 +13,38 @@ from torch import Tensor, nn
 from echofree.config.schema import OptimConfig, OptimKind, ScheduleKind
 
 
-def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def build_optimizer(
+    config: OptimConfig, parameters: Iterable[nn.Parameter], named: Mapping[str, Tensor] | None = None
+) -> torch.optim.Optimizer:
     """Adam is fused, since only fused optimizers leave out a non-finite step without a read-back. SGD is not: torch's
     fused kernel leaves its momentum uninitialised when the very first step is left out.
 
     Weight decay is kept off biases, norms and other one-dimensional parameters.
+
+    Args:
+        named: the same parameters by the model's names, for `optim.lr_by_part`.
     """
     trainable = [p for p in parameters if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
-    ]
+    names = {id(p): name for name, p in (named or {}).items()}
+    factors = {id(p): rate_factor(config, names.get(id(p), "")) for p in trainable}
+    groups: list[dict[str, Any]] = []
+    for factor in dict.fromkeys(factors.values()):
+        part = [p for p in trainable if factors[id(p)] == factor]
+        groups += [
+            {"params": [p for p in part if p.dim() > 1], "weight_decay": config.weight_decay, "lr": config.lr * factor},
+            {"params": [p for p in part if p.dim() <= 1], "weight_decay": 0.0, "lr": config.lr * factor},
+        ]
     groups = [g for g in groups if g["params"]]
     if config.name is OptimKind.sgd:
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     kind = torch.optim.AdamW if config.name is OptimKind.adamw else torch.optim.Adam
     return kind(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+
+
+def rate_factor(config: OptimConfig, name: str) -> float:
+    """What `optim.lr_by_part` makes of the rate of this weight: the factor of the last pattern that fits, else 1."""
+    parts = [word.rpartition(":") for word in config.lr_by_part]
+    return next((float(factor) for pattern, _, factor in reversed(parts) if fnmatchcase(name, pattern)), 1.0)
 
 
 class Schedule:
@@ -53,11 +70,11 @@ class Schedule:
         return self.plateau_scale if c.schedule is ScheduleKind.plateau else 1.0
 
     def apply(self, step: int) -> float:
-        """Sets the rate for step number `step`; -> the rate of the first group."""
+        """Sets the rate for step number `step`; -> that of the parts that keep to optim.lr."""
         factor = self.factor(step)
         for base, group in zip(self.base, self.optimizer.param_groups, strict=True):
             group["lr"] = base * factor
-        return self.base[0] * factor
+        return self.config.lr * factor
 
     def evaluated(self, value: float) -> None:
         """Tells plateau a validation value of which less is better."""

@@ -212,7 +212,7 @@ def check_data(config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     from echofree.config.build import build_data
     from echofree.config.frozen import thaw
 
-    now = build_data(thaw(config)).fingerprint()
+    now = build_data(thaw(config), training=True).fingerprint()
     if now != facts["data_fingerprint"]:
         raise DataError(
             f"the data isn't what the run saw: fingerprint {facts['data_fingerprint']} then, {now} now. Files came, "

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +120,8 @@ def start(composed: Composed) -> int:
         if code == ExitCode.DONE and "SUBMITIT_EXECUTOR" in os.environ:
             return code  # submitit writes the result before it ends the process
         leave(code)
-    parts = build(composed.config)  # what's wrong with the data or the model is said before any directory is made
+    # what's wrong with the data or the model is said before any directory is made
+    parts = build(composed.config, composed.resumed)
     dist, count = composed.config.dist, num_ranks(composed.config)
     check_fit(composed.config, parts.model, count * dist.num_nodes)
     if dist.num_nodes > 1:
@@ -225,7 +226,7 @@ def _work_as_rank(composed: Composed, world: World) -> int:
 
     def decide() -> Path:
         nonlocal parts
-        parts = build(composed.config)
+        parts = build(composed.config, composed.resumed)
         check_fit(composed.config, parts.model, world.size)
         return prepare(composed, world.size)
 
@@ -435,7 +436,7 @@ def run_joined(
     watchdog = Watchdog(pulse, position, world, run, *limits, rank_log.path)
     watchdog.start()
     try:
-        outcome = run_config(config, run, world, device, position, rank_log, pulse, parts or build(config))
+        outcome = run_config(config, run, world, device, position, rank_log, pulse, parts or build(config, begun(run)))
         world.barrier()  # a preempted rank's exit code ends the others: rank 0 has to be through with its notes
     except BaseException:
         watchdog.stop(failed=True)
@@ -446,6 +447,13 @@ def run_joined(
     return outcome
 
 
+def begun(run: RunDir) -> bool:
+    """Whether a checkpoint of its own is there to go on from."""
+    from echofree import checkpoint
+
+    return bool(run.facts.get("resume")) and bool(checkpoint.complete(run.checkpoints))
+
+
 @dataclass
 class Parts:
     """What a config names: the corpus, the model and the task."""
@@ -453,10 +461,15 @@ class Parts:
     source: Any
     model: torch.nn.Module
     task: Any
+    parent: dict[str, Any] | None = None  # whose weights the model has
+    frozen: list[str] = field(default_factory=list)  # names of the weights that stay
 
 
-def build(config: Any) -> Parts:
+def build(config: Any, again: bool = False) -> Parts:
     """Builds the open groups.
+
+    Args:
+        again: a checkpoint of this run will be loaded, so that those of its parent aren't needed any more.
 
     Raises:
         UserError: a missing folder, no clips, arguments that don't fit together.
@@ -464,9 +477,10 @@ def build(config: Any) -> Parts:
     import torch
 
     from echofree.config.build import build_data, build_model, build_task
+    from echofree.inherit import freeze, load_parent, unused
 
     torch.manual_seed(config.seed)  # the same weights on every rank
-    source = build_data(config)
+    source = build_data(config, training=True)
     train = source.split("train")
     if train is None or len(train) == 0:
         raise DataError(
@@ -475,6 +489,10 @@ def build(config: Any) -> Parts:
             + ". Name another data.root"
         )
     model = build_model(config)
+    parent = load_parent(config.init_from, model) if config.init_from and not again else None
+    frozen = freeze(model, config.optim.freeze)
+    names = [name for name, _ in model.named_parameters()]
+    unused([word.rpartition(":")[0] for word in config.optim.lr_by_part], names, "optim.lr_by_part")
     if config.export.targets:
         from echofree.export.after import check_model
 
@@ -482,7 +500,7 @@ def build(config: Any) -> Parts:
     task = build_task(config)
     if hasattr(task, "check_model"):
         task.check_model(model)
-    return Parts(source, model, task)
+    return Parts(source, model, task, parent, frozen)
 
 
 def check_fit(config: Any, model: torch.nn.Module, size: int) -> None:
@@ -529,6 +547,8 @@ def run_config(
     from echofree.dist.strategy import Amp, build_strategy
     from echofree.final import final_scores, write_page
     from echofree.follow import follow
+    from echofree.forgetting import build_guard
+    from echofree.inherit import hold_statistics, tell
     from echofree.logger.build import build_logger
     from echofree.loop import Loop
     from echofree.model.count import describe
@@ -567,7 +587,8 @@ def run_config(
     size = settle(config, world, strategy, amp, rehearsal, before)
     config = size.applied(config)  # what was found stands in run.json, the frozen config stays as it was typed
     plan = Plan(len(train), size.batch_size, size.accumulation, strategy.data_size, config.seed)
-    optimizer = build_optimizer(config.optim, strategy.parameters)
+    held = hold_statistics(strategy.bare) if parts.frozen else 0
+    optimizer = build_optimizer(config.optim, strategy.parameters, strategy.named())
     logger = build_logger(config.logger, run.folder, log.info) if world.is_first else None
 
     def make_loader(start: tuple[int, int]) -> TrainLoader:
@@ -578,6 +599,7 @@ def run_config(
         config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, position, stop, device,
         rank_log, pulse
     )  # fmt: skip
+    loop.guard = build_guard(config, source, run)
     fingerprint = source.fingerprint()
     go_on(loop, run, fingerprint)
     enough_space(loop, run)
@@ -588,9 +610,11 @@ def run_config(
             "device": str(device), "threads": torch.get_num_threads(),
         },
         step_size=size.note(), total_steps=loop.total_steps, **(task.facts() if hasattr(task, "facts") else {}),
+        **({"parent": parts.parent} if parts.parent else {}),
     )  # fmt: skip
     if world.is_first:
         banner(config, run, world, device, about, source, plan, loop)
+        tell(parts.parent, parts.frozen, held, len(list(strategy.bare.parameters())))
     if logger is not None:
         logger.start(run.facts, frozen.freeze(config))
     status = "failed"
@@ -603,6 +627,10 @@ def run_config(
         else:
             outcome = measure(loop, profile_steps) if profile_steps else loop.fit()
         status = outcome.status
+        if loop.guard is not None and outcome.status != "preempted" and not profile_steps:
+            status = "failed"  # unless the old data's scores held
+            loop.guard.end(loop.state.best, config.init_from)
+            status = outcome.status
         pulse.at("end")
         pulse.warm = False  # what rank 0 still has to do may take its time
         if outcome.status != "preempted" and config.train.final_test and not profile_steps:

@@ -74,6 +74,7 @@ RANGES: dict[str, tuple[tuple[Test, str], str]] = {
     "optim.min_lr_ratio": (_share, "optim.min_lr_ratio=0.01"),
     "optim.plateau_factor": ((lambda v: 0 < v < 1, "between 0 and 1"), "optim.plateau_factor=0.5"),
     "optim.plateau_patience": (_at_least_0, "optim.plateau_patience=2"),
+    "checkpoint.guard.max_drop": (_at_least_0, "checkpoint.guard.max_drop=0.2, or null for no guard"),
     "dist.num_nodes": (_at_least_1, "dist.num_nodes=1"),
     "dist.timeout_s": (_positive, "dist.timeout_s=300"),
     "dist.start_timeout_s": (_positive, "dist.start_timeout_s=600"),
@@ -186,6 +187,29 @@ def _optim(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
             "optim.schedule=plateau looks at evaluations, but train.eval_interval=0 and train.eval_every_steps=0. "
             "Type: train.eval_interval=1, or optim.schedule=cosine"
         )
+
+
+def _parts(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    """Rates of parts, and what only makes sense when a run begins from another model."""
+    for word in config.optim.lr_by_part:
+        pattern, _, factor = word.rpartition(":")
+        if not (pattern and re.fullmatch(r"[0-9.]+(e-?\d+)?", factor) and float(factor) > 0):
+            yield (
+                f"optim.lr_by_part: {word}: must be a pattern of names, a colon and a factor greater than 0. Type: "
+                f"'optim.lr_by_part=[network.gru.*:0.1]'; a part that stays as it is: 'optim.freeze=[network.gru.*]'"
+            )
+    guard, task = config.checkpoint.guard, config._get_node("task")
+    if guard.max_drop is None:
+        return
+    if config.init_from is None:
+        yield (
+            f"checkpoint.guard.max_drop={guard.max_drop} compares with the model that the run began from, and "
+            "init_from is not given. Type: init_from=<run directory>"
+        )
+    scores: Any = task.get("metrics") if isinstance(task, DictConfig) else None
+    if OmegaConf.is_list(scores) and guard.metric not in ("loss", *scores):
+        known = ", ".join(("loss", *scores))
+        yield f"checkpoint.guard.metric={guard.metric}: no score of this task. Available: {known}"
 
 
 def _data(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
@@ -314,4 +338,4 @@ def _paths(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         yield f"resume_allow={list(config.resume_allow)} is read only beside resume=. Type: resume=auto"
 
 
-RULES = (_train, _optim, _data, _dist, sharing.rules, _device, _checkpoint, _logger, _paths)
+RULES = (_train, _optim, _parts, _data, _dist, sharing.rules, _device, _checkpoint, _logger, _paths)

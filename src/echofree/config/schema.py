@@ -137,6 +137,8 @@ class OptimConfig:
     min_lr_ratio: float = 0.01  # where cosine ends and plateau stops, as a share of lr
     plateau_factor: float = 0.5
     plateau_patience: int = 2  # evaluations
+    freeze: list[str] = field(default_factory=list)  # weights that stay, by name: [*,-network.gain.*]; the last fits
+    lr_by_part: list[str] = field(default_factory=list)  # [network.gru.*:0.1]: factors on lr; the last that fits
 
 
 @dataclass
@@ -177,6 +179,14 @@ class DistConfig:
 
 
 @dataclass
+class GuardConfig:
+    """What a run that begins from another model must not unlearn: scores on the old data."""
+
+    max_drop: float | None = None  # how far `metric` may lie below the parent's; null: nobody looks
+    metric: str = "si_sdr"  # of the validation clips of the old data (data.replay)
+
+
+@dataclass
 class CheckpointConfig:
     """What is kept."""
 
@@ -190,6 +200,7 @@ class CheckpointConfig:
     archive_dir: str | None = None  # what would be removed is copied there first and verified
     async_save: bool = False  # training goes on while a copy in memory is written; also spelled checkpoint.async
     on_full: OnFull = OnFull.stop  # a full disk: stop with the old checkpoints kept, or wait for space
+    guard: GuardConfig = field(default_factory=GuardConfig)  # which checkpoints may be the best after init_from
     format: CheckpointFormat = CheckpointFormat.auto  # whole tensors | parts: each rank its own | auto: by dist
 
 
@@ -229,6 +240,7 @@ class RunConfig:
     export: ExportConfig = field(default_factory=ExportConfig)
     seed: int = 0  # of weights, scenes and order
     name: str = "run"  # folder of the run below output_root
+    init_from: str | None = None  # a run directory or checkpoint whose weights this run begins with
     resume: str | None = None  # auto | a run directory | a checkpoint directory
     resume_allow: list[str] = field(default_factory=list)  # what may differ: keys, groups, world_size, lr, code, data
     output_root: str = "outputs"  # where run directories go
