@@ -65,7 +65,7 @@ def test_a_cluster_without_accounting() -> None:
         pytest.skip("isn't run by cluster.py")
     words = [sys.executable, str(HERE / "cluster.py"), "--no-accounting", "--", sys.executable, "-m", "pytest", "-q"]
     done = subprocess.run(
-        [*words, "-m", "slurm", f"{HERE}/test_slurm_states.py::test_states_with_accounting", "-p", "no:cacheprovider"],
+        [*words, "-m", "slurm", f"{HERE}/test_slurm_status.py::test_states_with_accounting", "-p", "no:cacheprovider"],
         capture_output=True, text=True, timeout=120, cwd=HERE.parents[1],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
