@@ -674,7 +674,7 @@ def run_config(
 
 
 def compile_model(model: torch.nn.Module) -> None:
-    """torch.compile in place, without the parts that say they are better run as they are (`eager`: names of methods)."""
+    """torch.compile in place, but for the methods that a part names in `eager`: those are better run as they are."""
     import torch
 
     for part in model.modules():
