@@ -77,7 +77,7 @@ def save(
     target = root / f"{PREFIX}{step:06d}"
     temporary = Path(world.from_first(str(root / f".tmp-{target.name}-{uuid.uuid4().hex[:8]}")))
     # every rank passes the same exchanges whatever fails on one of them, or the others would wait for ever
-    problem = world.from_first(_problem(lambda: temporary.mkdir(parents=True)) if world.is_first else "")
+    problem = world.from_first(_problem(lambda: _make(temporary)) if world.is_first else "")
     files: Facts = {}
     writing: Writing | None = None
     placed: list[Any] = []
@@ -103,12 +103,25 @@ def save(
     if problems:
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
+        full = any(text in problem for problem in problems for text in FULL)
+        cure = "Free some space (or lower checkpoint.keep_last)" if full else "Make it writable"
         raise SaveFailed(
-            f"checkpoint {target} could not be written: {'; '.join(problems)}. Earlier checkpoints are untouched. Free "
-            "some space (or lower checkpoint.keep_last) and start again with resume=auto",
-            full=any(text in problem for problem in problems for text in FULL),
+            f"checkpoint {target} could not be written: {'; '.join(problems)}. Earlier checkpoints are untouched. "
+            f"{cure} and start again with resume=auto",
+            full=full,
         )
     return target
+
+
+def _make(temporary: Path) -> None:
+    """The folder for a save. A checkpoint folder that somebody took away is made anew, a run directory isn't."""
+    root = temporary.parent
+    try:
+        temporary.mkdir()
+    except FileNotFoundError:
+        root.mkdir()
+        log.warning("%s was gone and is made anew: the checkpoints in it are lost", root)
+        temporary.mkdir()
 
 
 def _problem(action: Callable[[], None]) -> str:

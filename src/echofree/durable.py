@@ -21,6 +21,21 @@ def write_text(path: Path, text: str) -> None:
     sync_path(path.parent)
 
 
+def append(path: Path, text: str) -> None:
+    """Adds `text` to the end of `path` as a whole or not at all."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        before, data = os.fstat(fd).st_size, text.encode()
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except OSError:
+            os.ftruncate(fd, before)
+            raise
+    finally:
+        os.close(fd)
+
+
 def sync_text(path: Path, text: str) -> None:
     """Writes `path`; on return it is on the disk."""
     with open(path, "w", encoding="utf-8") as file:

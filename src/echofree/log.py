@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -49,7 +50,7 @@ class PrefixStream(io.TextIOBase):
         return len(text)
 
     def _emit(self, line: str) -> None:
-        self.file.write(line)
+        write(self.file, line)
         if self.console is not None:
             if self.owner is not None and self.owner.before_console is not None:
                 self.owner.before_console()
@@ -61,7 +62,7 @@ class PrefixStream(io.TextIOBase):
             if self._part.strip():
                 self._emit(self.position.prefix() + self._part + "\n")
                 self._part = ""
-            self.file.flush()
+            write(self.file, "")
             if self.console is not None:
                 self.console.flush()
 
@@ -101,7 +102,7 @@ class RankLog:
     def keep(self, text: str) -> None:
         """Into the file alone: what a person needs only when looking for it."""
         prefix = self.position.prefix()
-        self.file.write("".join(f"{prefix}{line}\n" for line in text.splitlines()))
+        write(self.file, "".join(f"{prefix}{line}\n" for line in text.splitlines()))
 
     def close(self) -> None:
         sys.stdout.flush()
@@ -110,7 +111,16 @@ class RankLog:
         warnings.showwarning = self._show
         faulthandler.disable()
         sys.stdout, sys.stderr = self.saved
-        self.file.close()
+        with suppress(OSError):  # a full disk
+            self.file.close()
+
+
+def write(file: IO[str], text: str) -> None:
+    """Writes and flushes. A log on a full disk ends nothing: its lines wait in the buffer, and what a full disk means
+    is decided where a checkpoint or a record is written."""
+    with suppress(OSError):
+        file.write(text)
+        file.flush()
 
 
 def _label(record: logging.LogRecord) -> bool:

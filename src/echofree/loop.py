@@ -398,7 +398,7 @@ class Loop:
         return totals[: len(sums)], totals[len(sums) :]
 
     def _write(self, record: dict[str, Any]) -> None:
-        self.run.write_metrics(record)
+        self.saver.patient(lambda: self.run.write_metrics(record))
         if self.logger is not None:
             self.logger.log(record)
         if record["kind"] == "train":

@@ -25,7 +25,7 @@ from typing import Any
 
 from echofree import __version__
 from echofree.config.search import experiment_dirs
-from echofree.durable import sync_path, write_text
+from echofree.durable import append, sync_path, write_text
 from echofree.errors import UserError
 
 CONFIG, RUN, PATCH, METRICS, LOCK = "config.yaml", "run.json", "code.patch", "metrics.jsonl", ".lock"
@@ -294,9 +294,9 @@ class RunDir:
         return dropped
 
     def write_metrics(self, record: Mapping[str, Any]) -> None:
+        """One line more, or an OSError and none: a full disk leaves no half of one."""
         if self.is_first:
-            with open(self.folder / METRICS, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            append(self.folder / METRICS, json.dumps(record) + "\n")
 
     def sync_metrics(self) -> None:
         if self.is_first and (self.folder / METRICS).exists():

@@ -11,14 +11,14 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from echofree import checkpoint, retention, space
+from echofree import checkpoint, place, retention, space
 from echofree.config.schema import CheckpointConfig, OnFull
 from echofree.dist import shard
 from echofree.dist.watchdog import Pulse
@@ -59,7 +59,7 @@ class Saver:
         self._error: BaseException | None = None
         self._pool: dict[tuple[Any, ...], torch.Tensor] = {}
         self._stall_s = 0.0
-        self._told = -REMIND_S
+        self._told = self._warned = -REMIND_S  # of waiting, and of what won't fit
 
     def save(
         self,
@@ -122,10 +122,10 @@ class Saver:
 
     def watch(self, num_bytes: int) -> None:
         """While training, on rank 0: a warning when the next save won't fit."""
-        if self.world.is_first and time.monotonic() - self._told > REMIND_S:
+        if self.world.is_first and time.monotonic() - self._warned > REMIND_S:
             why = space.problem(self.root, num_bytes, space.SLACK_FILES)
             if why:
-                self._told = time.monotonic()
+                self._warned = time.monotonic()
                 log.warning("the next checkpoint won't fit: %s. Free some", why)
 
     def _room(self, world: World, num_bytes: int, num_files: int) -> None:
@@ -144,46 +144,80 @@ class Saver:
                     "lower checkpoint.keep_last) and start again with resume=auto; checkpoint.on_full=wait waits",
                     full=True,
                 )
-            if world.is_first and time.monotonic() - self._told > REMIND_S:
-                self._told = time.monotonic()
-                log.warning("waiting for space (checkpoint.on_full=wait): %s", why)
-            self.pulse.at("wait for space")
-            time.sleep(POLL_S)
+            self._pause(f"waiting for space (checkpoint.on_full=wait): {why}")
             why = world.from_first(space.problem(self.root, num_bytes, num_files) if world.is_first else "")
         if time.monotonic() - began > POLL_S and world.is_first:
             log.info("there is space again after %.0f s", time.monotonic() - began)
 
-    def _write(self, world: World, shared: Any, own: Any, about: Mapping[str, Any], better: bool, parts: Any) -> None:
-        """The save itself, the pointers and the retention; again and again when a full disk is waited for."""
-        began, root = time.perf_counter(), self.root
+    def patient(self, action: Callable[[], None]) -> None:
+        """Does `action`, which writes; again and again while the disk is full, if that is the policy.
+
+        Raises:
+            OSError: it can't be written, and waiting isn't the policy or the run was asked to stop.
+        """
         while True:
             try:
-                folder = checkpoint.save(root, about["step"], shared, own, about, world, parts)
-                break
+                return action()
+            except OSError as error:
+                if not place.is_full(error) or self.rule.on_full is OnFull.stop or self.stop.wanted():
+                    raise
+                self._pause(f"waiting for space (checkpoint.on_full=wait): {error}")
+
+    def _pause(self, text: str) -> None:
+        if self.world.is_first and time.monotonic() - self._told > REMIND_S:
+            self._told = time.monotonic()
+            log.warning("%s", text)
+        self.pulse.at("wait for space")
+        time.sleep(POLL_S)
+
+    def _write(self, world: World, shared: Any, own: Any, about: Mapping[str, Any], better: bool, parts: Any) -> None:
+        """The save itself, the pointers and the retention; again and again when a full disk is waited for."""
+        while True:
+            try:
+                began = time.perf_counter()
+                folder = checkpoint.save(self.root, about["step"], shared, own, about, world, parts)
+                return self._settle(world, folder, about, better, began)
             except SaveFailed as error:
                 stops = world.sum([float(self.stop.wanted())])[0]
                 if not error.full or self.rule.on_full is OnFull.stop or stops:
                     raise
-                if world.is_first and time.monotonic() - self._told > REMIND_S:
-                    self._told = time.monotonic()
-                    log.warning("trying again (checkpoint.on_full=wait): %s", error)
-                self.pulse.at("wait for space")
-                time.sleep(POLL_S)
+                self._pause(f"trying again (checkpoint.on_full=wait): {error}")
+
+    def _settle(self, world: World, folder: Path, about: Mapping[str, Any], better: bool, began: float) -> None:
+        """After a save: the pointers and the retention, by rank 0.
+
+        Raises:
+            SaveFailed: the file system refused; the checkpoint is there.
+        """
+        why, full = "", False
         if world.is_first:
-            checkpoint.point(root, "last", folder)
-            if better:
-                checkpoint.point(root, "best", folder)
-            elif checkpoint.pointed(root, "best") is None:
-                best = root / f"{checkpoint.PREFIX}{about['best_step']:06d}"
-                checkpoint.point(root, "best", best if best in checkpoint.complete(root) else folder)
-            removed = retention.retain(root, self.run_id, self.rule)
-            log.info(
-                "saved %s in %.2f s%s",
-                os.path.relpath(folder),
-                time.perf_counter() - began,
-                f", removed {len(removed)} older" if removed else "",
+            try:
+                removed = self._point_and_retain(folder, about, better)
+                log.info(
+                    "saved %s in %.2f s%s",
+                    os.path.relpath(folder),
+                    time.perf_counter() - began,
+                    f", removed {removed} older" if removed else "",
+                )
+            except OSError as error:
+                why, full = str(error), place.is_full(error)
+        why, full = world.from_first((why, full))
+        if why:
+            raise SaveFailed(
+                f"{folder} was written, but not what says that it is the newest, or an older one couldn't be removed: "
+                f"{why}. Start again with resume=auto, which looks for the newest complete checkpoint",
+                full=full,
             )
-        world.barrier()
+
+    def _point_and_retain(self, folder: Path, about: Mapping[str, Any], better: bool) -> int:
+        root = self.root
+        checkpoint.point(root, "last", folder)
+        if better:
+            checkpoint.point(root, "best", folder)
+        elif checkpoint.pointed(root, "best") is None:
+            best = root / f"{checkpoint.PREFIX}{about['best_step']:06d}"
+            checkpoint.point(root, "best", best if best in checkpoint.complete(root) else folder)
+        return len(retention.retain(root, self.run_id, self.rule))
 
     def _beside(self, *arguments: Any) -> None:
         try:

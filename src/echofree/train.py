@@ -341,7 +341,10 @@ def _work_joined(run_dir: Path, world: World, parts: Parts | None = None) -> int
 
 def _verdict(run_dir: Path, ended: Ended) -> int:
     """What the launcher says at the end: the first failing rank's traceback is what the user sees."""
-    from echofree import rundir
+    from echofree import place, rundir
+
+    if ended.code and place.trouble(run_dir):
+        return int(ExitCode.FAILED)  # rank 0 has said it, and nothing can be read or noted there
 
     run = rundir.RunDir(run_dir, is_first=True)
     said = run.facts["status"]

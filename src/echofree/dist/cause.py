@@ -8,8 +8,9 @@ import time
 import traceback
 
 from echofree.dist.world import World
-from echofree.errors import ExitCode, NonFiniteError, UserError
+from echofree.errors import ExitCode, NonFiniteError, SaveFailed, UserError
 from echofree.log import RankLog
+from echofree.place import trouble
 from echofree.rundir import RunDir
 
 log = logging.getLogger("echofree")
@@ -36,6 +37,10 @@ BROKEN = (
 def tell(error: BaseException, run: RunDir, world: World, rank_log: RankLog) -> int:
     """Notes and says why this rank ends; -> its exit code."""
     first = world.is_first
+    if isinstance(error, OSError | SaveFailed) and (why := trouble(run.folder)):
+        log.error("%s", why)  # nothing can be noted; whoever reads run.json sees that the process is gone
+        rank_log.keep("".join(traceback.format_exception(error)))
+        return int(ExitCode.FAILED)
     if isinstance(error, KeyboardInterrupt):
         run.note(status="interrupted", end=time.time())
         log.error("interrupted")
@@ -48,7 +53,7 @@ def tell(error: BaseException, run: RunDir, world: World, rank_log: RankLog) -> 
         rank_log.keep("".join(traceback.format_exception(error)))
         log.error("%s", text)
     else:
-        expected = isinstance(error, NonFiniteError)
+        expected = isinstance(error, NonFiniteError | SaveFailed)
         text = str(error) if expected else "".join(traceback.format_exception(error))
         run.note_failure(world.rank, text, shown=first)
         log.error("rank %d failed:\n%s", world.rank, text)
