@@ -108,7 +108,7 @@ def test_other_data_is_told_before_anything_runs(run: Path, monkeypatch: pytest.
         def fingerprint(self) -> str:
             return "xyz"
 
-    monkeypatch.setattr("echofree.config.build.build_data", lambda config: Source())
+    monkeypatch.setattr("echofree.config.build.build_data", lambda *given, **more: Source())
     plan = reproduce.make_plan(run, facts(run), None)
     with pytest.raises(DataError, match="fingerprint abc then, xyz now"):
         reproduce.check_data(plan.config, facts(run))

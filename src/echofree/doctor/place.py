@@ -21,6 +21,8 @@ EXTRAS = {
     "export": "ONNX export",
     "litert": "LiteRT export",
     "executorch": "ExecuTorch export",
+    "browser": "tests of the report in a browser",
+    "docs": "the documentation site",
     "dev": "tests and linters",
 }
 

@@ -147,7 +147,7 @@ def test_unrelated_far_end_is_flagged_and_harmless() -> None:
         got = results("posterior")[f"unrelated {i}"]
         assert abs(reduction_db(near, got["error"], 0.0)) < 3
         if got["unexplained"]:  # from 3 s on
-            assert abs(reduction_db(near, got["error"], 5.0)) < 0.5
+            assert abs(reduction_db(near, got["error"], 5.0)) < 1.5
             assert si_sdr_db(got["error"][late], near[late]) > 10
     # two voices may resemble each other for a moment, about one pair in twenty
     assert sum(results("posterior")[f"unrelated {i}"]["unexplained"] for i in range(5)) >= 3
