@@ -93,6 +93,14 @@ def smoke(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The site in build/site, both languages; a warning is an error, and so is a page that loads from elsewhere."""
+    install(session, "-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "docs/tools/offline.py", "build/site")
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """The wheel, installed alone into a fresh environment, works in an empty folder."""
     install(session, "build")
