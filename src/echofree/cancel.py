@@ -285,8 +285,8 @@ def findings(flags: Mapping[str, Any]) -> list[str]:
         )
     if flags["drift"]:
         texts.append(
-            f"the two clocks differ by {flags['drift_ppm']:.0f} ppm. The far end is resampled to fit, from some seconds "
-            "on; with one clock for both it would have been cancelled from the start"
+            f"the two clocks differ by {flags['drift_ppm']:.0f} ppm. The far end is resampled to fit, from some "
+            "seconds on; with one clock for both it would have been cancelled from the start"
         )
     if flags["unexplained"]:
         texts.append(
