@@ -222,7 +222,7 @@ class FrontEnd(nn.Module):
         state["high"].copy_(rest)
         adapt, floor, start = self._levels(mic.unflatten(-1, (num, hop)), power, state)  # [B, n] each
         learn = adapt * (1 - clipped)
-        low_mic, low_spectra = self.shadow.hear(passed, shadow)
+        low_mic, low_far = self.shadow.hear(passed, shadow)
 
         echoes, lefts = [], []
         for i in range(num):
@@ -236,7 +236,7 @@ class FrontEnd(nn.Module):
             after = self.filter.correct(planes, power[:, block], errors, learn[:, at], floor[:, at], kalman)
             echoes.append(now - after)
             lefts.append(left)
-            own = low_spectra[:, i : i + self.shadow.num_partitions]
+            own = tuple(x[:, i : i + self.shadow.num_partitions] for x in low_far)
             quick = torch.maximum(floor[:, at], FLOOR * start[:, at])
             alarm, spoilt = self.shadow.step(low_mic[:, i], own, left, adapt[:, at], learn[:, at], quick, shadow)
             if alarm.device.type != "cpu" or bool(alarm.any()):

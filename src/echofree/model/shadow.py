@@ -32,6 +32,9 @@ FIRST_S = 1.0  # and before the first one
 FLOOR = 1e-3  # least variance, in units of the start variance
 
 
+Far = tuple[Tensor, ...]
+
+
 class Shadow(nn.Module):
     """The shadow filter of a batch of streams. Works in place on its state.
 
@@ -66,8 +69,9 @@ class Shadow(nn.Module):
             **self.filter.init_state(batch),
         }
 
-    def hear(self, passed: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """Takes in n hops of (mic, far) [B, 2, n M]. -> (mic [B, n, Q], spectra of the far end [B, J - 1 + n, F])."""
+    def hear(self, passed: Tensor, state: State) -> tuple[Tensor, Far]:
+        """Takes in n hops of (mic, far) [B, 2, n M]. -> (mic [B, n, Q], the far end's spectra [B, J - 1 + n, F] as they
+        are, their real and negative imaginary parts, and their power)."""
         line = torch.cat([state["tail"][:, :2], passed], dim=-1)
         state["tail"][:, :2] = line[..., line.shape[-1] - (TAPS - 1) :]
         low = line.unfold(-1, TAPS - 1 + self.hop_samples, self.hop_samples) @ self.decimator  # [B, 2, n, Q]
@@ -76,16 +80,17 @@ class Shadow(nn.Module):
         fresh = torch.fft.rfft(torch.cat([far[:, :-1], far[:, 1:]], dim=-1))  # [B, n, F]
         spectra = torch.cat([torch.view_as_complex(state["spectra"]), fresh], dim=1)
         state["spectra"].copy_(torch.view_as_real(spectra[:, spectra.shape[1] - self.num_partitions + 1 :]))
-        return low[:, 0], spectra
+        re, im = spectra.real.contiguous(), -spectra.imag
+        return low[:, 0], (spectra, re, im, re.square().addcmul_(im, im))
 
     def step(
-        self, mic: Tensor, spectra: Tensor, left: Tensor, adapt: Tensor, learn: Tensor, floor: Tensor, state: State
+        self, mic: Tensor, far: Far, left: Tensor, adapt: Tensor, learn: Tensor, floor: Tensor, state: State
     ) -> tuple[Tensor, Tensor]:
         """One hop.
 
         Args:
             mic: [B, Q].
-            spectra: [B, J, F], oldest first.
+            far: what `hear` gives of the far end, J rows of it [B, J, F], oldest first.
             left: [B, M], the long filter's error, high-passed.
             adapt: [B, 1], 1 where the far end is active.
             learn: [B, 1], 1 where moreover the microphone doesn't clip.
@@ -98,17 +103,16 @@ class Shadow(nn.Module):
         """
         line = torch.cat([state["tail"][:, 2], left], dim=-1)
         state["tail"][:, 2] = line[:, -(TAPS - 1) :]
+        spectra, re, im, power = far
         error = mic - self.filter.predict(spectra, state)
-        re, im = spectra.real.contiguous(), -spectra.imag
-        power = re.square().addcmul_(im, im)
         self.filter.correct((re, im), power, torch.stack([error, error], dim=1), learn, floor, state)
         now = torch.stack([mic, line @ self.decimator, error], dim=1).square().mean(-1)  # [B, 3]
         levels = state["levels"]
         levels.lerp_(now, adapt * min(1.0, self.hop_s / LEVEL_S))
         mic_level, main, own = levels.split(1, dim=1)
         wait = (state["wait"] - adapt).clamp_(min=0)
-        better = ((own < BETTER * main) & (own < BETTER * mic_level) & (learn > 0)).to(mic.dtype)
-        since = (state["since"] + adapt) * torch.where(adapt > 0, better, 1.0)
+        better = (own < BETTER * torch.minimum(main, mic_level)) & (learn > 0)
+        since = torch.where(adapt > 0, (state["since"] + 1) * better, state["since"])
         alarm = ((since > HOLD_S / self.hop_s) & (wait == 0)).to(mic.dtype)
         state["since"].copy_(since * (1 - alarm))
         state["wait"].copy_(torch.where(alarm > 0, math.ceil(WAIT_S / self.hop_s), wait))

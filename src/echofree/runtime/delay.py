@@ -105,11 +105,13 @@ class Delay:
         np.add(self.cross[0], self.cross[1], out=self._full[self.first : self.last])
         irfft(self._full, n=self.far_samples, out=self._values)
         values = np.abs(self._values[: self.num_lags])
-        highest = best = int(values.argmax())
-        for i in range(highest, min(highest + self.early, self.num_lags - 1) + 1):  # earlier and earlier
-            around = values[max(i - 1, 0) : i + 2]
-            if values[i] >= self.early_share * values[highest] and values[i] >= around.max():
-                best = i
+        highest = int(values.argmax())
+        # the earliest peak that is nearly as high; the highest one is a peak itself
+        near = values[highest : highest + self.early + 1]
+        later, earlier = values[max(highest - 1, 0) :][: len(near)], values[highest + 1 :][: len(near)]
+        strong = (near >= self.early_share * near[0]) & (near >= (later if highest else near))
+        strong[: len(earlier)] &= near[: len(earlier)] >= earlier
+        best = highest + int(np.flatnonzero(strong)[-1])
         offset = 0.0
         if 1 <= best <= self.num_lags - 2:
             left, mid, right = (float(values[best + i]) for i in (-1, 0, 1))

@@ -35,8 +35,9 @@ class Shadow:
         self._line = np.zeros((3, self.keep + hop_samples), np.float32)  # mic, far, error of the long filter
         self._low = np.zeros((3, self.low_hop), np.float32)
         self._far = np.zeros(2 * self.low_hop, np.float32)
-        self._spectra = np.zeros((self.count, bins), np.complex64)
-        self._conj, self._power = np.zeros_like(self._spectra), np.zeros((self.count, bins), np.float32)
+        # a ring whose rows stand twice, J rows apart, so that the filter's span is always one piece
+        self._spectra = np.zeros((2 * self.count, bins), np.complex64)
+        self._conj, self._power = np.zeros_like(self._spectra), np.zeros((2 * self.count, bins), np.float32)
         self.floor, self.better = n["floor"], n["better"]
         self.rate, self.hold = min(1.0, hop_s / n["level_s"]), n["hold_s"] / hop_s
         self.pause, self.first = int(np.ceil(n["wait_s"] / hop_s)), int(np.ceil(n["first_s"] / hop_s))
@@ -47,7 +48,7 @@ class Shadow:
             array[:] = 0
         self.filter.reset()
         self.levels = [0.0, 0.0, 0.0]  # mean squares of (mic, error of the long filter, own error)
-        self.since, self.wait = 0, self.first
+        self.since, self.wait, self.slot = 0, self.first, 0
 
     def step(
         self, mic: np.ndarray, far: np.ndarray, left: np.ndarray, adapt: bool, learn: bool, floor: float
@@ -61,20 +62,23 @@ class Shadow:
         line[:, :keep] = line[:, self.hop :]
         self._far[: self.low_hop] = self._far[self.low_hop :]
         self._far[self.low_hop :] = low[1]
-        for array in (self._spectra, self._conj, self._power):
-            array[:-1] = array[1:]
-        newest = self._spectra[-1]
+        slot, twin = self.slot, self.slot + self.count
+        newest, power = self._spectra[slot], self._power[slot]
         rfft(self._far, out=newest)
-        np.conjugate(newest, out=self._conj[-1])
-        np.multiply(newest.real, newest.real, out=self._power[-1])
-        self._power[-1] += newest.imag * newest.imag
+        np.conjugate(newest, out=self._conj[slot])
+        np.multiply(newest.real, newest.real, out=power)
+        power += newest.imag * newest.imag
+        for array in (self._spectra, self._conj, self._power):
+            array[twin] = array[slot]
+        self.slot = (slot + 1) % self.count
+        here = slice(self.slot, self.slot + self.count)
         errors = self.filter.errors
-        np.subtract(low[0], self.filter.predict(self._spectra), out=errors[0])
+        np.subtract(low[0], self.filter.predict(self._spectra[here]), out=errors[0])
         errors[1] = errors[0]
         if adapt:
             for i, wave in enumerate((low[0], low[2], errors[0])):
                 self.levels[i] += self.rate * (float(np.dot(wave, wave)) / self.low_hop - self.levels[i])
-        self.filter.correct(self._conj, self._power, learn, floor)
+        self.filter.correct(self._conj[here], self._power[here], learn, floor)
         heard, main, own = self.levels
         self.wait = max(self.wait - adapt, 0)
         if adapt:

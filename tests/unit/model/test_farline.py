@@ -108,8 +108,8 @@ def test_shadow_alarms_at_a_change_and_not_at_a_talker(rng: np.random.Generator)
     for t in range(len(far) // hop):
         here = slice(t * hop, (t + 1) * hop)
         mic, x, left = (torch.tensor(v[here][None]) for v in (echo + near, far, echo + near - old))
-        low, spectra = shadow.hear(torch.stack([mic, x], 1), state)
-        alarm, _ = shadow.step(low[:, 0], spectra, left, one, one, 0.1 * one if t == 0 else 1e-4 * one, state)
+        low, heard = shadow.hear(torch.stack([mic, x], 1), state)
+        alarm, _ = shadow.step(low[:, 0], heard, left, one, one, 0.1 * one if t == 0 else 1e-4 * one, state)
         if alarm:
             alarms.append(t * hop / RATE)
     assert any(6.0 < moment < 6.8 for moment in alarms), alarms
