@@ -128,6 +128,12 @@ def verbs() -> dict[str, tuple[str, list[Row], list[str]]]:
     return found
 
 
+def sentence(text: str, say: Say) -> str:
+    """A line of help as a sentence of its own."""
+    said = say(text)
+    return said[:1].upper() + said[1:] + ("。" if said != text else ".")
+
+
 def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
@@ -146,14 +152,14 @@ def keys_page(say: Say) -> str:
     """The reference of every config key."""
     from echofree.config.help import GROUP_LINES
 
-    lines = [MARK, "", f"# {say('Every key')}", "", say(INTRO), ""]
+    lines = [f"# {say('Every key')}", "", MARK, "", say(INTRO), ""]
     groups = core()
     lines += [f"## {say('Of the run itself')}", "", *table(groups.pop(""), say, valid=True)]
     for group, rows in groups.items():
-        lines += [f"## {group}", "", say(GROUP_LINES[group]) + say("."), "", *table(rows, say, valid=True)]
+        lines += [f"## {group}", "", sentence(GROUP_LINES[group], say), "", *table(rows, say, valid=True)]
     for group in OPEN:
         if group not in groups:
-            lines += [f"## {group}", "", say(GROUP_LINES[group]) + say("."), ""]
+            lines += [f"## {group}", "", sentence(GROUP_LINES[group], say), ""]
         for option, what, rows in options(group):
             lines += [f"### `{group}={option}`", "", say(what), ""]
             lines += table(rows, say) if rows else []
@@ -165,9 +171,9 @@ def keys_page(say: Say) -> str:
 
 def verbs_page(say: Say) -> str:
     """The reference of the verbs and their own keys."""
-    lines = [MARK, "", f"# {say('Every verb')}", "", say(VERBS_INTRO), ""]
+    lines = [f"# {say('Every verb')}", "", MARK, "", say(VERBS_INTRO), ""]
     for name, (line, rows, examples) in verbs().items():
-        lines += [f"## {name}", "", say(line) + say("."), "", *(table(rows, say) if rows else [])]
+        lines += [f"## {name}", "", sentence(line, say), "", *(table(rows, say) if rows else [])]
         lines += ["```text", *examples, "```", ""]
     return "\n".join(lines)
 
