@@ -213,12 +213,13 @@ def cases(asked: Words, config: Any, model: Any) -> tuple[list[Case], list[str]]
 
 def configure(config: Any, case: Case, steps: int, uneven: bool, scale: float | None) -> dict[str, Any]:
     """The frozen config that all cases share: every step logged, nothing else than steps."""
+    from echofree.config.build import AROUND_KEYS, LOADER_KEYS
     from echofree.config.frozen import freeze
 
     plain = freeze(config)
     total = case.batch_size * case.accumulation
     num_clips = total * FULL_GROUPS + (max(1, total // 2) if uneven else 0)
-    loader = {key: plain["data"].pop(key) for key in ("num_workers", "prefetch_factor")}
+    loader = {key: plain["data"].pop(key) for key in (*LOADER_KEYS, *AROUND_KEYS) if key in plain["data"]}
     plain["data"] = {
         "_target_": "echofree.data.cut.Cut", "source": plain["data"], "num_clips": num_clips, "uneven": uneven, **loader
     }  # fmt: skip
