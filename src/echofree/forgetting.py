@@ -84,7 +84,11 @@ class Guard:
             }
         )  # fmt: skip
         if best is None:
-            near = f"nearest: {self.nearest:+.3f} at step {self.nearest_step}" if math.isfinite(self.nearest) else ""
+            near = (
+                f"nearest: {self.nearest:+.3f} at step {self.nearest_step}"
+                if math.isfinite(self.nearest)
+                else "none valid"
+            )
             raise Forgotten(
                 f"guard: at no evaluation was {self.metric} of the old data within {self.max_drop:g} of the parent's "
                 f"{self.before:.3f} ({near}). The parent is kept: use {parent}. Type a larger data.replay.share, a "

@@ -14,7 +14,8 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 FILES = sorted([*(SOURCE / "echofree").rglob("*.py"), *(SOURCE / "hydra_plugins").rglob("*.py")])
 NAMES = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
-VERBS = ["train", "evaluate", "export", "cancel", "reproduce", "parity", "doctor", "report", "sweep", "runs", "profile"]
+VERBS = ["train", "evaluate", "adapt", "export", "cancel", "reproduce", "parity", "doctor", "report"]
+VERBS += ["sweep", "runs", "profile"]
 HYDRA_HOMES = ("echofree.config", "hydra_plugins", *(f"echofree.{verb}" for verb in VERBS))
 DISTRIBUTED_HOMES = ("echofree.dist", "echofree.checkpoint")
 PURE = ("echofree.model", "echofree.loss", "echofree.data", "echofree.dsp", "echofree.metric", "echofree.task")

@@ -24,7 +24,7 @@ from echofree.errors import ConfigError
 
 ROOTS = ("echofree.", "torch.", "experiments.")
 LOADER_KEYS = ("num_workers", "prefetch_factor")  # of the data node: read by the loader, not by the source
-AROUND_KEYS = ("replay",)  # of the data node: what is put around the source, see `around`
+AROUND_KEYS = ("partition", "sampling", "replay")  # of the data node: what is put around the source, see `around`
 SCALARS = (int, float, str, bool)
 
 
@@ -58,6 +58,7 @@ def around(source: Any, plain: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: old data that isn't named, or can't be found.
     """
+    source = _shaped(source, plain)
     replay, guard = plain["data"].get("replay") or {}, plain.get("checkpoint", {}).get("guard", {})
     share = float(replay.get("share") or 0.0)
     if share or guard.get("max_drop") is not None:
@@ -105,6 +106,18 @@ def check(config: DictConfig | Mapping[str, Any]) -> None:
         from echofree.export.run import build_exporters
 
         build_exporters(targets)
+
+
+def _shaped(source: Any, plain: Mapping[str, Any]) -> Any:
+    """`data.partition` and `data.sampling`: their other keys are looked at once `by` or `how` is given."""
+    from echofree.data import partition, sampling
+    from echofree.data.shaped import Shaped
+
+    seed = int(plain.get("seed", 0))
+    parts, drawn = (dict(plain["data"].get(key) or {}) for key in ("partition", "sampling"))
+    chosen = partition.Settings(**parts, seed=seed) if parts.get("by") else None
+    how = sampling.Settings(**drawn, seed=seed) if drawn.get("how") else None
+    return source if chosen is None and how is None else Shaped(source, chosen, how)
 
 
 def instantiate(node: Mapping[str, Any] | DictConfig, path: str, **extra: Any) -> Any:

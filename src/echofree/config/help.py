@@ -67,6 +67,22 @@ VERBS: dict[str, Verb] = {
             ("checkpoint=outputs/run/2026-01-31_12-00-00 export=[onnx,onnx_int8] export.minutes=2", "two at once"),
         ),
     ),
+    "adapt": Verb(
+        "fit a trained canceller to one device, from recordings that nobody labelled; refuses to make it worse",
+        "checkpoint=<run dir|checkpoint> data.root=<recordings of the device>",
+        keys=(
+            ("checkpoint", "a run directory (its best weights) or one of its checkpoints"),
+            ("data.root", "a folder of recordings of one device: microphone and far end"),
+            ("methods", "bn,affine: the ways that are tried; the best one that makes nothing worse is kept"),
+        ),
+        examples=(
+            ("checkpoint=outputs/tiny/2026-01-31_12-00-00 data.root=/path/to/recordings", "an adapted run directory"),
+            (
+                "checkpoint=outputs/tiny/2026-01-31_12-00-00 data.root=/path/to/recordings steps=200 min_gain=2",
+                "longer, and asking for more",
+            ),
+        ),
+    ),
     "cancel": Verb(
         "remove the echo from a recording",
         "model=<run dir|checkpoint> mic=<file> far=<file> out=<file>",

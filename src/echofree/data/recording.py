@@ -180,6 +180,19 @@ class Recordings:
         name = recording.name if self.segment_s is None else f"{recording.name} at {start_s:.2f} s"
         return replace(clip, name=name, index=index)
 
+    def clip_name(self, index: int) -> str:
+        """The name of the recording of item `index`."""
+        return self.recordings[self._items[index][0]].name
+
+    def domain(self, index: int) -> dict[str, str]:
+        """What the labels say of item `index`; names say more, see `data.domain`."""
+        recording = self.recordings[self._items[index][0]]
+        return {"scenario": (recording.scenario if recording.only is None else recording.only).name.lower()}
+
+    def seconds(self, index: int) -> float:
+        """Length of item `index`."""
+        return self._items[index][2] - self._items[index][1]
+
     def mic_path(self, index: int) -> Path:
         """The microphone file of item `index`: what outputs of other programs are named by."""
         return self.recordings[self._items[index][0]].mic

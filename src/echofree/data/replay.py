@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from echofree.contracts import Clip, Dataset, DataSource
+from echofree.data.rounds import picks
 from echofree.errors import ConfigError, DataError
 
 STREAM = 0x01D  # keeps this random stream apart from others of the same seed
@@ -91,14 +92,7 @@ class Mixed:
         return replace(clip, name=f"old: {clip.name}", index=index)
 
     def chosen(self, epoch: int) -> np.ndarray:
-        """[num_old] indices of the old clips of an epoch: one run through a shuffled list after another, epoch after
-        epoch, so that each comes equally often."""
+        """[num_old] indices of the old clips of an epoch; in the long run each comes equally often."""
         if self._chosen[0] != epoch:
-            places = np.arange(epoch * self.num_old, (epoch + 1) * self.num_old)
-            turns, at = np.divmod(places, len(self.old))
-            found = np.empty(self.num_old, np.int64)
-            for turn in np.unique(turns):
-                order = np.random.default_rng([self.seed, STREAM, int(turn)]).permutation(len(self.old))
-                found[turns == turn] = order[at[turns == turn]]
-            self._chosen = (epoch, found)
+            self._chosen = (epoch, picks(len(self.old), self.num_old, epoch, (self.seed, STREAM)))
         return self._chosen[1]

@@ -21,6 +21,7 @@ class RoomDraw:
         echo, echo_moved: loudspeaker to microphone, before and after a small movement.
         near: talker to microphone.
         direct, near_direct: index of the direct path in `echo` and `near`.
+        name: of the room.
     """
 
     echo: np.ndarray
@@ -28,6 +29,7 @@ class RoomDraw:
     near: np.ndarray
     direct: int
     near_direct: int
+    name: str = ""
 
 
 class RoomPool:
@@ -60,8 +62,9 @@ class RoomPool:
         near = NUM_ECHO + int(rng.integers(NUM_NEAR))
         taps, direct = self.bank.taps[room], self.bank.direct[room]
         return RoomDraw(
-            trim(taps[first]), trim(taps[1 - first]), trim(taps[near]), int(direct[first]), int(direct[near])
-        )
+            trim(taps[first]), trim(taps[1 - first]), trim(taps[near]), int(direct[first]), int(direct[near]),
+            f"room {room}",
+        )  # fmt: skip
 
     def _measured(self, rng: np.random.Generator) -> RoomDraw:
         """Responses measured in one folder count as one room."""
@@ -69,7 +72,7 @@ class RoomPool:
         same = [p for p in self.paths if p.parent == path.parent]
         others = [same[int(rng.integers(len(same)))] for _ in range(2)]
         (echo, direct), (moved, _), (near, near_direct) = (onset(self._cache.wave(p)) for p in (path, *others))
-        return RoomDraw(echo, moved, near, direct, near_direct)
+        return RoomDraw(echo, moved, near, direct, near_direct, path.parent.name)
 
 
 def trim(taps: np.ndarray) -> np.ndarray:

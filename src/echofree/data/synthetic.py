@@ -6,6 +6,7 @@ Speech files and rooms of the three splits are disjoint. Nothing is read before 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,24 @@ class Scenes:
     def recipe(self, index: int, epoch: int) -> Recipe:
         """The numbers from which `item` makes the scene."""
         return draw(self.maker.config, self._rng(index, epoch)[0], self.maker.sources.speech.embedded)
+
+    def domain(self, index: int) -> dict[str, Any]:
+        """What sets scene `index` of epoch 0 apart, told without making it: speaker (of the near end, else of the far
+        end), room, device (how the loudspeaker distorts), scenario, ser (dB, NaN without both)."""
+        rng, _ = self._rng(index, 0)
+        recipe = draw(self.maker.config, rng, self.maker.sources.speech.embedded)
+        room, (far, near) = self.maker.sources.rooms.draw(rng), self.maker._two_talkers(rng)
+        talkers = self.maker.sources.speech.talkers
+        return {
+            "speaker": talkers[near if recipe.near_active else far].name,
+            "room": room.name,
+            "device": recipe.distortion or "linear",
+            "scenario": recipe.scenario.name.lower(),
+            "ser": recipe.ser_db if recipe.near_active and recipe.has_echo else math.nan,
+        }
+
+    def seconds(self, index: int) -> float:
+        return self.num_samples / self.sample_rate
 
     def _rng(self, index: int, epoch: int) -> tuple[np.random.Generator, int]:
         if not 0 <= index < self.count:
