@@ -55,6 +55,7 @@ def test_the_first_difference_of_records(
 
 
 def save(root: Path, step: int, **tensors: torch.Tensor) -> Path:
+    root.mkdir(exist_ok=True)
     about = {"run_id": "mine", "step": step, "epoch": 0, "scores": {}, "world_size": 1}
     optimizer = {"state": {0: {"exp_avg": tensors.pop("moment", torch.zeros(2))}}, "param_groups": [{"lr": 0.1}]}
     return checkpoint.save(root / "checkpoints", step, {"model": tensors, "optimizer": optimizer}, {}, about, World())
