@@ -83,6 +83,27 @@ VERBS: dict[str, Verb] = {
             ),
         ),
     ),
+    "federate": Verb(
+        "fine-tune on clients that keep their audio: a simulation here, or a server and clients over TLS",
+        "[train's words] federated.num_clients=N federated.rounds=R [data.partition.by=room]",
+        keys=(
+            ("federated", "the group of this verb: rounds, clients, policies, privacy; all keys: train --help"),
+            ("federated.role", "simulation (all on this machine), server, client, certificates"),
+            ("data.partition", "how a simulation shares the data out: by room, device, speaker, dirichlet ..."),
+            ("init_from", "the run directory or checkpoint whose weights it begins with"),
+        ),
+        examples=(
+            (
+                "init_from=outputs/tiny/2026-01-31_12-00-00 data.partition.by=room federated.num_clients=8",
+                "eight clients in different rooms, three rounds",
+            ),
+            ("federated.strategy=fedprox federated.keep_local=[batchnorm]", "a pull to the mean; own batch norms"),
+            ("federated.role=certificates federated.certificates=certificates", "certificates to try TLS with"),
+            ("federated.role=server federated.certificates=certificates", "a server, and then on each device:"),
+            ("federated.role=client federated.client=0 federated.certificates=certificates", "client 0"),
+            ("resume=auto", "go on after the last finished round"),
+        ),
+    ),
     "cancel": Verb(
         "remove the echo from a recording",
         "model=<run dir|checkpoint> mic=<file> far=<file> out=<file>",
@@ -235,6 +256,7 @@ GROUP_LINES = {
     "checkpoint": "what is kept",
     "logger": "where metrics go beside metrics.jsonl",
     "export": "what the best checkpoint becomes for a device",
+    "federated": "rounds, clients, policies: read by python -m echofree.federate alone",
     "experiment": "one small file of differences: experiments/experiment/NAME.yaml",
     "debug": "remedies: shorter, stricter, louder",
 }
