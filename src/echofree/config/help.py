@@ -18,6 +18,7 @@ class Verb:
     usage: str
     keys: tuple[tuple[str, str], ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
+    group: str = ""  # of the schema, all of whose keys its help shows
 
 
 VERBS: dict[str, Verb] = {
@@ -87,8 +88,7 @@ VERBS: dict[str, Verb] = {
         "fine-tune on clients that keep their audio: a simulation here, or a server and clients over TLS",
         "[train's words] federated.num_clients=N federated.rounds=R [data.partition.by=room]",
         keys=(
-            ("federated", "the group of this verb: rounds, clients, policies, privacy; all keys: train --help"),
-            ("federated.role", "simulation (all on this machine), server, client, certificates"),
+            ("federated", "the group of this verb: rounds, clients, policies, privacy; see below"),
             ("data.partition", "how a simulation shares the data out: by room, device, speaker, dirichlet ..."),
             ("init_from", "the run directory or checkpoint whose weights it begins with"),
         ),
@@ -103,6 +103,7 @@ VERBS: dict[str, Verb] = {
             ("federated.role=client federated.client=0 federated.certificates=certificates", "client 0"),
             ("resume=auto", "go on after the last finished round"),
         ),
+        group="federated",
     ),
     "cancel": Verb(
         "remove the echo from a recording",
@@ -323,9 +324,19 @@ def verb_help(verb: str) -> str:
     command = f"python -m echofree.{verb}"
     lines = [f"{command}: {about.line}", "", f"Usage: {command} {about.usage}", ""]
     lines += [*_train_body(), ""] if verb == "train" else [*_table("Keys", about.keys), ""]
+    if about.group:
+        own = [(key, *told) for key, told in schema_docs().items() if key.startswith(f"{about.group}.")]
+        rows = [
+            (f"{k}={v}", "; ".join(part for part in (_enum_options(kind), what) if part)) for k, kind, v, what in own
+        ]
+        lines += [*_table("All keys of its group, with their defaults", tuple(rows)), ""]
     width = max(len(words) for words, _ in about.examples)
     lines += ["Examples:", *(f"  {command} {words:{width}}  # {what}".rstrip() for words, what in about.examples), ""]
     return "\n".join([*lines, *_exit_codes()])
+
+
+def _with_options(kind: str, what: str) -> str:
+    return "; ".join(part for part in (_enum_options(kind), what) if part)
 
 
 def _train_body() -> list[str]:
@@ -339,8 +350,7 @@ def _train_body() -> list[str]:
     rows = []
     for key in MOST_USED:
         kind, default, line = docs[key]
-        enum = _enum_options(kind)
-        rows.append((f"{key}={default}", "; ".join(part for part in (enum, line) if part)))
+        rows.append((f"{key}={default}", _with_options(kind, line)))
     rows += [(key, f"{line} (data={option})" if option == "folder" else line) for key, option, line in OPEN_KEYS]
     lines += ["", *_table("Keys used most, with their defaults", tuple(rows))]
     lines += [

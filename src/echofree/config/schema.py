@@ -255,7 +255,7 @@ class LoggerConfig:
 class FederatedConfig:
     """Rounds of training on clients that keep their audio. Read by `python -m echofree.federate` alone."""
 
-    role: FederatedRole = FederatedRole.simulation  # simulation | server | client | certificates (makes some to try)
+    role: FederatedRole = FederatedRole.simulation  # all of it here, one side of it, or a maker of certificates
     num_clients: int = 8  # shares of the data in a simulation; clients that a server waits for
     rounds: int = 3  # the server averages so often
     local_steps: int = 20  # optimizer steps of each client in a round; the schedule runs over all rounds
@@ -263,7 +263,7 @@ class FederatedConfig:
     strategy: FederatedStrategy = FederatedStrategy.fedavg
     proximal_mu: float = 0.01  # fedprox: pull of the round's first weights, mu / 2 times the squared distance
     weights: FederatedWeights = FederatedWeights.seconds  # what a client counts: its seconds of audio, or all the same
-    optimizer: FederatedOptimizer = FederatedOptimizer.fresh  # of a client in its next round: fresh | kept
+    optimizer: FederatedOptimizer = FederatedOptimizer.fresh  # of a client in its next round
     keep_local: list[str] = field(default_factory=list)  # never sent, by name: [network.gain.*]; batchnorm: those norms
     held_out: float = 0.1  # of each client's clips, to score what the server sends; never trained on
     on_bad_update: BadUpdate = BadUpdate.skip  # late, gone, not finite, of another shape, far too large

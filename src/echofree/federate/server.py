@@ -152,12 +152,10 @@ def _rounds(config: Any, book: Book, pool: Pool, stop: StopFlag, parts: Any) -> 
 
 def _workers(config: Any, run_dir: Path) -> list[Worker]:
     """As many as there are cores, or clients; a server with clients elsewhere needs one for its own scores."""
-    from echofree.train import num_threads
-
     settings = config.federated
     simulated = settings.role is FederatedRole.simulation
     count = min(settings.num_clients, settings.processes or num_cores()) if simulated else 1
-    threads = config.dist.threads or num_threads(count, config.data.num_workers)
+    threads = config.dist.threads or 1  # the same sums whatever the number of processes
     folder = run_dir / CLIENTS_DIR
     return [Worker(run_dir, folder, run_dir, number, threads) for number in range(count)]
 
