@@ -326,10 +326,8 @@ def verb_help(verb: str) -> str:
     lines += [*_train_body(), ""] if verb == "train" else [*_table("Keys", about.keys), ""]
     if about.group:
         own = [(key, *told) for key, told in schema_docs().items() if key.startswith(f"{about.group}.")]
-        rows = [
-            (f"{k}={v}", "; ".join(part for part in (_enum_options(kind), what) if part)) for k, kind, v, what in own
-        ]
-        lines += [*_table("All keys of its group, with their defaults", tuple(rows)), ""]
+        rows = tuple((f"{key}={default}", _with_options(kind, what)) for key, kind, default, what in own)
+        lines += [*_table("All keys of its group, with their defaults", rows), ""]
     width = max(len(words) for words, _ in about.examples)
     lines += ["Examples:", *(f"  {command} {words:{width}}  # {what}".rstrip() for words, what in about.examples), ""]
     return "\n".join([*lines, *_exit_codes()])
