@@ -157,7 +157,7 @@ def test_bad_updates_are_named_and_left_out(tmp_path: Path) -> None:
     assert {k: v for k, v in told.items() if v != "trained"} == expected
     assert all(torch.isfinite(value).all() for value in weights(run_dir, 4).values())
     # it is a run directory like any other
-    evaluated = run_verb("evaluate", f"checkpoint={run_dir}", "clips=2", cwd=tmp_path, timeout=100)
+    evaluated = run_verb("evaluate", f"checkpoint={run_dir}", "limit=2", cwd=tmp_path, timeout=100)
     assert "double talk" in evaluated.check().text or "far end" in evaluated.text
 
 
