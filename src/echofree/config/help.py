@@ -86,9 +86,9 @@ VERBS: dict[str, Verb] = {
     ),
     "federate": Verb(
         "fine-tune on clients that keep their audio: a simulation here, or a server and clients over TLS",
-        "[train's words] federated.num_clients=N federated.rounds=R [data.partition.by=room]",
+        "[group=option ...] [key=value ...] federated.num_clients=N federated.rounds=R",
         keys=(
-            ("federated", "the group of this verb: rounds, clients, policies, privacy; see below"),
+            ("federated", "the group of this verb: rounds, clients, policies, privacy"),
             ("data.partition", "how a simulation shares the data out: by room, device, speaker, dirichlet ..."),
             ("init_from", "the run directory or checkpoint whose weights it begins with"),
         ),
@@ -104,6 +104,19 @@ VERBS: dict[str, Verb] = {
             ("resume=auto", "go on after the last finished round"),
         ),
         group="federated",
+    ),
+    "chain": Verb(
+        "a recipe of several verbs, such as cloud_to_edge: teacher, student, export, devices, export; and one table",
+        "<recipe> [size=test|laptop|cluster] [out=DIR] [stage.key=value ...]",
+        keys=(
+            ("recipe", "a file of experiments/, such as cloud_to_edge; also typed without recipe="),
+            ("size", "one of the recipe's sizes; left out: test, minutes on two cores"),
+            ("out", "where all of it goes; left out: outputs/<recipe>-<size>"),
+        ),
+        examples=(
+            ("cloud_to_edge", "at test size; the same command again goes on where it was stopped"),
+            ("cloud_to_edge size=cluster all.data=folder all.data.root=/path/to/recordings", "with data of your own"),
+        ),
     ),
     "cancel": Verb(
         "remove the echo from a recording",

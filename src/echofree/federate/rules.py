@@ -78,6 +78,11 @@ def _own(federated: Any) -> Iterator[str]:
             yield "federated.noise without federated.clip_norm hides no one. Type: federated.clip_norm=1.0"
         if federated.weights is not FederatedWeights.equal:
             yield "federated.noise: what one client adds must be bounded. Type: federated.weights=equal"
+        if federated.max_norm_ratio is not None:
+            yield (
+                "federated.noise: what is left out must not hang on the others' updates; clipping bounds them. "
+                "Type: federated.max_norm_ratio=null"
+            )
     if role is FederatedRole.client and federated.client is None:
         yield "federated.role=client needs its number. Type: federated.client=0"
     if role is FederatedRole.client and federated.client is not None and federated.client >= count:

@@ -122,6 +122,7 @@ def test_frozen_parts_do_not_move_and_do_not_travel(tmp_path: Path) -> None:
         ("train.max_steps=5", "federated.rounds"),
         ("train.ema_decay=0.9", "keep no average"),
         ("federated.noise=1.0", "federated.clip_norm"),
+        ("federated.noise=2.0", "federated.max_norm_ratio=null"),
         ("federated.role=client", "needs its number"),
         ("federated.role=server", "federated.certificates"),
         ("federated.faults=[1:nan]", "client:round:"),
