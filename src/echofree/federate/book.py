@@ -98,6 +98,10 @@ class Book:
         self._place(self.done)
         log.info("goes on after round %d, from %s", self.done, folder.name)
 
+    @property
+    def run_id(self) -> str:
+        return str(self.run.facts["id"])
+
     def step(self, number: int) -> int:
         return number * int(self.config.federated.local_steps)
 

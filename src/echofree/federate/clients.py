@@ -30,6 +30,7 @@ def fit(pool: Pool, client: int, ins: Any, timeout_s: float | None) -> FitRes:
         {
             "what": "fit", "client": client, "number": int(config["round"]), "tensors": list(ins.parameters.tensors),
             "mu": float(config["proximal_mu"]), "mark": str(config["mark"]),
+            "run": str(config["run"]),
         },
         timeout_s,
     )  # fmt: skip
@@ -40,6 +41,7 @@ def fit(pool: Pool, client: int, ins: Any, timeout_s: float | None) -> FitRes:
 def evaluate(pool: Pool, client: int, ins: Any, timeout_s: float | None) -> EvaluateRes:
     """A worker scores as client number `client`."""
     message = {"what": "evaluate", "client": client, "number": int(ins.config["round"])}
+    message["run"] = str(ins.config["run"])
     reply = pool.ask({**message, "tensors": list(ins.parameters.tensors)}, timeout_s)
     scores = reply["scores"]
     return EvaluateRes(OK, float(scores.get("loss", 0.0)), int(reply["clips"]), dict(scores))

@@ -11,8 +11,9 @@ import numpy as np
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
-from echofree.errors import EchoFreeError
+from echofree.errors import EchoFreeError, Preempted
 from echofree.federate.worker import WorkerGone, WorkerLate
+from echofree.stop import StopFlag
 
 log = logging.getLogger("echofree")
 
@@ -101,10 +102,21 @@ class Roster(SimpleClientManager):  # type: ignore[misc,unused-ignore]
         fraction: of them, asked in a round.
         independent: each by itself with that probability, as the privacy budget assumes; else always as many.
         seed: of the draw.
+        stop: whether to give up waiting.
     """
 
-    def __init__(self, expected: int, least: int, wait_s: float, fraction: float, independent: bool, seed: int):
+    def __init__(
+        self,
+        expected: int,
+        least: int,
+        wait_s: float,
+        fraction: float,
+        independent: bool,
+        seed: int,
+        stop: StopFlag | None = None,
+    ):
         super().__init__()
+        self.stop = stop
         self.expected, self.least, self.wait_s = expected, least, wait_s
         self.fraction, self.independent, self.seed = fraction, independent, seed
         self.round: int | None = None  # of the draw; None: everybody is asked
@@ -118,6 +130,7 @@ class Roster(SimpleClientManager):  # type: ignore[misc,unused-ignore]
 
         Raises:
             EchoFreeError: too few have come.
+            Preempted: asked to stop while they were waited for.
         """
         there = self._there()
         if self.round is None:
@@ -136,6 +149,8 @@ class Roster(SimpleClientManager):  # type: ignore[misc,unused-ignore]
         wanted = self.least if self._waited else self.expected
         found = self._known()
         while len(found) < wanted and time.monotonic() < end:
+            if self.stop is not None and self.stop.wanted():
+                raise Preempted("asked to stop while it waited for clients")
             time.sleep(0.2)
             found = self._known()
         self._waited = True

@@ -13,7 +13,7 @@ from flwr.server import Server
 from flwr.server.history import History
 
 from echofree.config.schema import FederatedRole
-from echofree.errors import ConfigError, ExitCode, UserError
+from echofree.errors import ConfigError, EchoFreeError, ExitCode, Preempted, UserError
 from echofree.federate import certificate, exchange
 from echofree.federate.book import Book
 from echofree.federate.clients import Simulated
@@ -46,6 +46,7 @@ class Rounds(Server):  # type: ignore[misc,unused-ignore]
         super().__init__(client_manager=roster, strategy=strategy)
         self.averaging, self.book, self.stop, self.central = strategy, book, stop, central
         self.stopped = False
+        self.set_max_workers(strategy.settings.num_clients)  # asked all at once; a simulation's pool has its own limit
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[Any, float]:
         """Rounds up to `num_rounds`, those before included. -> (Flower's history, s)"""
@@ -88,6 +89,11 @@ def run(config: Any, run_dir: Path) -> int:
     try:
         return _run(config, directory, world, position, stop)
     except BaseException as error:
+        if type(error) is EchoFreeError:  # raised on purpose: it says all there is to say
+            log.error("%s", error)
+            directory.note_failure(0, str(error), shown=True)
+            directory.note(status="failed", end=time.time(), error=directory.first_failure())
+            return int(error.exit_code)
         return tell(error, directory, world, rank_log)
     finally:
         stop.restore()
@@ -120,6 +126,8 @@ def _run(config: Any, directory: Any, world: Any, position: Any, stop: StopFlag)
         rounds = _rounds(config, book, pool, stop, parts)
         simulated = config.federated.role is FederatedRole.simulation
         (_simulate if simulated else _listen)(config, rounds, pool)
+    except Preempted:
+        rounds.stopped = True
     finally:
         pool.end()
     for line in book.summary():
@@ -136,8 +144,9 @@ def _run(config: Any, directory: Any, world: Any, position: Any, stop: StopFlag)
 def _rounds(config: Any, book: Book, pool: Pool, stop: StopFlag, parts: Any) -> Rounds:
     settings = config.federated
     roster = Roster(
-        settings.num_clients, settings.min_clients, settings.wait_s, settings.fraction, settings.noise > 0, config.seed
-    )
+        settings.num_clients, settings.min_clients, settings.wait_s, settings.fraction, settings.noise > 0, config.seed,
+        stop,
+    )  # fmt: skip
     valid = parts.source.split("valid")
     scored = valid is not None and len(valid) > 0
 
@@ -147,7 +156,7 @@ def _rounds(config: Any, book: Book, pool: Pool, stop: StopFlag, parts: Any) -> 
         scores: Mapping[str, float] = pool.ask({"what": "central", "tensors": list(tensors)})["scores"]
         return dict(scores)
 
-    return Rounds(roster, Averaging(settings, book.plan, book.weights, roster), book, stop, central)
+    return Rounds(roster, Averaging(settings, book.plan, book.weights, roster, book.run_id), book, stop, central)
 
 
 def _workers(config: Any, run_dir: Path) -> list[Worker]:

@@ -142,14 +142,21 @@ class Site:
 
     # --- a round ----------------------------------------------------------------------------------------------------
 
-    def fit(self, client: int, number: int, tensors: Sequence[bytes], mu: float, mark: str) -> dict[str, Any]:
-        """The client's steps of round `number` (from 1), from the weights that came."""
+    def fit(
+        self, client: int, number: int, tensors: Sequence[bytes], mu: float, mark: str, run: str = ""
+    ) -> dict[str, Any]:
+        """The client's steps of round `number` (from 1) of the training `run`, from the weights that came."""
+        from echofree.rundir import RunDir
+
         began, settings = time.perf_counter(), self.config.federated
         if mark != self.plan.mark:
             raise ValueError(
                 f"the server trains another model, or has other frozen weights ({mark} there, {self.plan.mark} here): "
                 "model, optim.freeze, federated.keep_local, init_from and seed must be the same"
             )
+        self.settle(client, run)
+        # a round that is asked for again is written again
+        RunDir(self.home(client), is_first=True).truncate_metrics((number - 1) * settings.local_steps)
         local = self.begin(client, number - 1, tensors)
         train, _ = self.data(client)
         first = {n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad}
@@ -174,13 +181,14 @@ class Site:
             },
         }
 
-    def evaluate(self, client: int, number: int, tensors: Sequence[bytes]) -> dict[str, Any]:
+    def evaluate(self, client: int, number: int, tensors: Sequence[bytes], run: str = "") -> dict[str, Any]:
         """Scores of the weights that came, with what the client kept of round `number`, on its held-out clips."""
         from echofree.loop import mean_scores
 
         _, held = self.data(client)
         if held is None:
             return {"scores": {}, "clips": 0}
+        self.settle(client, run)
         self.begin(client, number, tensors)
         loop, _ = self.loop(client, max(number, 1), self.parts.task, held)
         scores = mean_scores(loop.evaluate(held))
@@ -272,6 +280,16 @@ class Site:
             (path / "run.json").write_text(text + "\n", encoding="utf-8")
         return path
 
+    def settle(self, client: int, run: str) -> None:
+        """What a client keeps is of one training: of another one nothing is taken over."""
+        path = self.home(client) / "run.json"
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts.get("parent_run") == run:
+            return
+        for old in (*self._files(client).values(), self.home(client) / "metrics.jsonl"):
+            old.unlink(missing_ok=True)
+        path.write_text(json.dumps({**facts, "parent_run": run}) + "\n", encoding="utf-8")
+
     def remembered(self, client: int, number: int) -> dict[str, Any]:
         """What the client kept after round `number`, or the last one before in which it took part."""
         files = self._files(client)
@@ -284,7 +302,7 @@ class Site:
         return found
 
     def keep(self, client: int, number: int, state: Mapping[str, Tensor], loop: Any) -> None:
-        """Writes what the client remembers of round `number`."""
+        """Writes what the client remembers of round `number`. Later rounds are of a branch that was given up."""
         content: dict[str, Any] = {}
         if self.plan.local:
             content["kept"] = {name: state[name].detach().cpu().clone() for name in self.plan.local}
@@ -296,7 +314,9 @@ class Site:
         torch.save(content, path.with_suffix(".tmp"))
         os.replace(path.with_suffix(".tmp"), path)
         files = self._files(client)
-        for old in sorted(files)[:-KEPT_ROUNDS]:
+        later = [n for n in files if n > number]
+        earlier = sorted(n for n in files if n <= number)[:-KEPT_ROUNDS]
+        for old in (*later, *earlier):
             files[old].unlink()
 
     def _files(self, client: int) -> dict[int, Path]:

@@ -95,9 +95,10 @@ class Averaging(FedProx):  # type: ignore[misc,unused-ignore]
         plan: what travels.
         first: the weights that the training begins, or goes on, with.
         roster: the clients.
+        run: the training's id, by which clients know whether what they kept is of it.
     """
 
-    def __init__(self, settings: Any, plan: exchange.Plan, first: Sequence[bytes], roster: Roster):
+    def __init__(self, settings: Any, plan: exchange.Plan, first: Sequence[bytes], roster: Roster, run: str = ""):
         self.settings, self.plan, self.roster = settings, plan, roster
         self.told = Told()
         self.old: list[np.ndarray] = []
@@ -106,8 +107,8 @@ class Averaging(FedProx):  # type: ignore[misc,unused-ignore]
         super().__init__(
             fraction_fit=settings.fraction, min_fit_clients=1, min_evaluate_clients=1, min_available_clients=1,
             initial_parameters=Parameters(list(first), "numpy.ndarray"), proximal_mu=float(mu),
-            on_fit_config_fn=lambda number: {"round": number, "mark": plan.mark},
-            on_evaluate_config_fn=lambda number: {"round": number},
+            on_fit_config_fn=lambda number: {"round": number, "mark": plan.mark, "run": run},
+            on_evaluate_config_fn=lambda number: {"round": number, "run": run},
             fit_metrics_aggregation_fn=lambda metrics: {}, evaluate_metrics_aggregation_fn=lambda metrics: {},
         )  # fmt: skip
 

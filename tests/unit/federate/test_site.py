@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,16 @@ def test_what_a_client_keeps_is_its_own_and_that_of_the_round(tmp_path: Path) ->
     assert torch.equal(here.model.state_dict()[norm], here.base[norm]), "another client's don't leak"
     here.begin(0, 3, start)
     assert torch.equal(here.model.state_dict()[norm], last["kept"][norm])
+    assert here.remembered(0, 1) == {}, "gone, and not mixed up with a later one"
     again = here.fit(0, 3, start, 0.0, here.plan.mark)  # a server that was killed asks again
     torch.testing.assert_close(here.remembered(0, 3)["kept"][norm], last["kept"][norm], rtol=0, atol=0)
     assert again["facts"]["skipped"] == 0
+    here.fit(0, 2, start, 0.0, here.plan.mark)  # a server that was put back further
+    assert sorted(path.name for path in here.home(0).glob("local-*")) == ["local-000002.pt"]
+    here.fit(0, 1, start, 0.0, here.plan.mark, "another")
+    assert sorted(path.name for path in here.home(0).glob("local-*")) == ["local-000001.pt"]
+    lines = (here.home(0) / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2]
 
 
 def test_frozen_parts_do_not_move_and_do_not_travel(tmp_path: Path) -> None:
