@@ -228,6 +228,29 @@ class Loop:
             self.progress.close()
         return Outcome("done", f"{state.step} steps")
 
+    def take(self, count: int) -> bool:
+        """`count` steps from the current state, logged, with neither an evaluation nor a save: a round of a training
+        whose other rounds may be elsewhere. -> False when it was asked to stop before"""
+        state, train = self.state, self.config.train
+        loader = self.make_loader((state.epoch, state.step_in_epoch))
+        self.pulse.board = loader.board
+        self.strategy.model.train()
+        self._watch_weights()
+        self.window = Window()  # the clock starts now
+        try:
+            for _ in range(count):
+                if self.turn(loader):
+                    return False
+                self.pulse.warm = True
+                if state.step % train.log_every == 0:
+                    self._log_step()
+                self._end_epoch()
+        finally:
+            loader.close()
+            self.progress.close()
+        self._flush_window()
+        return True
+
     def turn(self, loader: TrainLoader) -> bool:
         """The next batches, the agreement of all ranks about them, one step; -> True: asked to stop instead."""
         batches = self._next(loader)
@@ -273,10 +296,7 @@ class Loop:
     def _after_step(self) -> bool:
         """Evaluates, saves and turns the epoch where it is time; -> whether to stop early."""
         state, train = self.state, self.config.train
-        ended = state.step_in_epoch == self.plan.steps_per_epoch
-        if ended:
-            state.epoch, state.step_in_epoch = state.epoch + 1, 0
-            self.position.epoch = state.epoch
+        ended = self._end_epoch()
         last = state.step >= self.total_steps
         due_eval = (
             last or _due(state.step, train.eval_every_steps) or (ended and _due(state.epoch, train.eval_interval))
@@ -293,6 +313,15 @@ class Loop:
             self.save(better)
         self.window.paused_s += time.perf_counter() - began
         return self._stale()
+
+    def _end_epoch(self) -> bool:
+        """Turns the epoch where its last step is done; -> whether it was."""
+        state = self.state
+        ended = state.step_in_epoch == self.plan.steps_per_epoch
+        if ended:
+            state.epoch, state.step_in_epoch = state.epoch + 1, 0
+            self.position.epoch = state.epoch
+        return ended
 
     def _stale(self) -> bool:
         return 0 < self.config.train.early_stop_patience <= self.state.stale

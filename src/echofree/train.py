@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str]) -> int:
     if _is_follower(words):
         return _follow()
+    if own := [word for word in words if word.startswith("federated.")]:
+        print(f"{own[0]}: train has no clients. Type: python -m echofree.federate {' '.join(words)}", file=sys.stderr)
+        return int(ExitCode.USER)
     from echofree.config.compose import main_config, report
 
     try:

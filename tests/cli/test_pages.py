@@ -5,6 +5,7 @@ A plain training that only changes keys is left to tests/unit/test_site.py, whic
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -28,6 +29,7 @@ SHORT += ["dist.threads=1"]  # two threads wait for each other where a core is b
 SCENES = ["data.num_train=8", "data.num_valid=2", "data.num_test=2", "data.test_segment_s=1.0", "data.num_rooms=8"]
 WORTH = ("dist=", "resume=", "data=", "model=mine", "loss=", "experiment=", "-m", "debug=nonfinite", "data.speech_root")
 WORTH += ("train.precision=bf16", "train.batch_size=auto")
+CLIENTS = ["federated.rounds=2", "federated.local_steps=1", "data.num_train=24"]
 ONCE = ("parity", "profile", "doctor")  # leave nothing behind that a later line of the page needs
 PAGES = [page for page in pages() if any(commands(page))]
 FIRST = {line: page.name for page in reversed(PAGES) for _, line in commands(page)}  # the first page that has a line
@@ -73,6 +75,8 @@ def sounds(folder: Path, rng: np.random.Generator) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_a_page(page: Page, cli: Cli, tmp_path: Path, rng: np.random.Generator) -> None:
+    if page.name == "federated.md" and importlib.util.find_spec("flwr") is None:
+        pytest.skip("needs echofree[federated]")
     write_files(page, tmp_path)
     sounds(tmp_path, rng)
     (tmp_path / "recordings/cases.csv").unlink(missing_ok=True)  # it names files that only its reader has
@@ -89,6 +93,11 @@ def test_commands_of_a_page(page: Page, cli: Cli, tmp_path: Path, rng: np.random
                 continue
             if not any(word.startswith("resume=outputs") for word in words):
                 line = " ".join([line, *short(words)])
+        if verb == "federate":
+            more = [*CLIENTS, *short(words)]
+            given = {word.partition("=")[0] for word in words}
+            seen = {word.partition("=")[0]: word for word in reversed(more)}  # the first one wins
+            line = " ".join([line, *(word for key, word in seen.items() if key not in given)])
         if verb in ONCE and FIRST[line] != page.name:
             continue
         if verb == "evaluate":

@@ -521,3 +521,22 @@ def test_a_late_batch_is_told(
     loop.fit()
     assert "a batch has not come" in caplog.text
     assert "data.num_workers=0" in caplog.text
+
+
+# --- a training in rounds ---------------------------------------------------------------------------------------------
+
+
+def test_steps_taken_in_rounds_are_those_of_a_fit(tmp_path: Path) -> None:
+    """10 clips in batches of 4: three steps an epoch; rounds of four steps end in the middle of one."""
+    keys = {"optim.schedule": "cosine", "train.epochs": 4}
+    whole = Toy(tmp_path / "whole", num_clips=10, keys=keys).loop()
+    whole.fit()
+    pieces = Toy(tmp_path / "pieces", num_clips=10, keys=keys).loop()
+    for count in (4, 4, 4):
+        assert pieces.take(count)
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(pieces).items())
+    assert records(pieces) == records(whole)
+    assert not list(pieces.run.checkpoints.iterdir()), "a round saves nothing"
+    assert (pieces.state.epoch, pieces.state.step_in_epoch, pieces.state.step) == (4, 0, 12)
+    pieces.stop.reason = "asked"
+    assert not pieces.take(1)

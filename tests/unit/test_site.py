@@ -99,7 +99,7 @@ def test_commands_are_understood(page: Page, reader: Path) -> None:
 
 
 def understand(verb: str, words: list[str]) -> None:
-    if verb == "train":
+    if verb in ("train", "federate"):
         if words[:1] == ["-m"]:
             assert settings(words[1:], Composer(), multirun=True)[2] == []
             words = [word.split(",")[0] for word in words[1:] if not word.startswith("hydra")]

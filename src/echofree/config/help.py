@@ -18,6 +18,7 @@ class Verb:
     usage: str
     keys: tuple[tuple[str, str], ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
+    group: str = ""  # of the schema, all of whose keys its help shows
 
 
 VERBS: dict[str, Verb] = {
@@ -81,6 +82,40 @@ VERBS: dict[str, Verb] = {
                 "checkpoint=outputs/tiny/2026-01-31_12-00-00 data.root=/path/to/recordings steps=200 min_gain=2",
                 "longer, and asking for more",
             ),
+        ),
+    ),
+    "federate": Verb(
+        "fine-tune on clients that keep their audio: a simulation here, or a server and clients over TLS",
+        "[group=option ...] [key=value ...] federated.num_clients=N federated.rounds=R",
+        keys=(
+            ("federated", "the group of this verb: rounds, clients, policies, privacy"),
+            ("data.partition", "how a simulation shares the data out: by room, device, speaker, dirichlet ..."),
+            ("init_from", "the run directory or checkpoint whose weights it begins with"),
+        ),
+        examples=(
+            (
+                "init_from=outputs/tiny/2026-01-31_12-00-00 data.partition.by=room federated.num_clients=8",
+                "eight clients in different rooms, three rounds",
+            ),
+            ("federated.strategy=fedprox federated.keep_local=[batchnorm]", "a pull to the mean; own batch norms"),
+            ("federated.role=certificates federated.certificates=certificates", "certificates to try TLS with"),
+            ("federated.role=server federated.certificates=certificates", "a server, and then on each device:"),
+            ("federated.role=client federated.client=0 federated.certificates=certificates", "client 0"),
+            ("resume=auto", "go on after the last finished round"),
+        ),
+        group="federated",
+    ),
+    "chain": Verb(
+        "a recipe of several verbs, such as cloud_to_edge: teacher, student, export, devices, export; and one table",
+        "<recipe> [size=test|laptop|cluster] [out=DIR] [stage.key=value ...]",
+        keys=(
+            ("recipe", "a file of experiments/, such as cloud_to_edge; also typed without recipe="),
+            ("size", "one of the recipe's sizes; left out: test, minutes on two cores"),
+            ("out", "where all of it goes; left out: outputs/<recipe>-<size>"),
+        ),
+        examples=(
+            ("cloud_to_edge", "at test size; the same command again goes on where it was stopped"),
+            ("cloud_to_edge size=cluster all.data=folder all.data.root=/path/to/recordings", "with data of your own"),
         ),
     ),
     "cancel": Verb(
@@ -235,6 +270,7 @@ GROUP_LINES = {
     "checkpoint": "what is kept",
     "logger": "where metrics go beside metrics.jsonl",
     "export": "what the best checkpoint becomes for a device",
+    "federated": "rounds, clients, policies: read by python -m echofree.federate alone",
     "experiment": "one small file of differences: experiments/experiment/NAME.yaml",
     "debug": "remedies: shorter, stricter, louder",
 }
@@ -301,9 +337,17 @@ def verb_help(verb: str) -> str:
     command = f"python -m echofree.{verb}"
     lines = [f"{command}: {about.line}", "", f"Usage: {command} {about.usage}", ""]
     lines += [*_train_body(), ""] if verb == "train" else [*_table("Keys", about.keys), ""]
+    if about.group:
+        own = [(key, *told) for key, told in schema_docs().items() if key.startswith(f"{about.group}.")]
+        rows = tuple((f"{key}={default}", _with_options(kind, what)) for key, kind, default, what in own)
+        lines += [*_table("All keys of its group, with their defaults", rows), ""]
     width = max(len(words) for words, _ in about.examples)
     lines += ["Examples:", *(f"  {command} {words:{width}}  # {what}".rstrip() for words, what in about.examples), ""]
     return "\n".join([*lines, *_exit_codes()])
+
+
+def _with_options(kind: str, what: str) -> str:
+    return "; ".join(part for part in (_enum_options(kind), what) if part)
 
 
 def _train_body() -> list[str]:
@@ -317,8 +361,7 @@ def _train_body() -> list[str]:
     rows = []
     for key in MOST_USED:
         kind, default, line = docs[key]
-        enum = _enum_options(kind)
-        rows.append((f"{key}={default}", "; ".join(part for part in (enum, line) if part)))
+        rows.append((f"{key}={default}", _with_options(kind, line)))
     rows += [(key, f"{line} (data={option})" if option == "folder" else line) for key, option, line in OPEN_KEYS]
     lines += ["", *_table("Keys used most, with their defaults", tuple(rows))]
     lines += [

@@ -87,6 +87,41 @@ class OptimKind(Enum):
     sgd = "sgd"
 
 
+class FederatedRole(Enum):
+    """What `python -m echofree.federate` is: all of it on one machine, one side of it, or the maker of certificates."""
+
+    simulation = "simulation"
+    server = "server"
+    client = "client"
+    certificates = "certificates"
+
+
+class FederatedStrategy(Enum):
+    fedavg = "fedavg"
+    fedprox = "fedprox"
+
+
+class FederatedWeights(Enum):
+    """What a client counts in the average."""
+
+    seconds = "seconds"
+    equal = "equal"
+
+
+class FederatedOptimizer(Enum):
+    """Whether a client's optimizer begins each round anew or remembers its own last one."""
+
+    fresh = "fresh"
+    kept = "kept"
+
+
+class BadUpdate(Enum):
+    """What the server does with a client that is late, gone, or sends what can't be averaged."""
+
+    skip = "skip"
+    stop = "stop"
+
+
 class LoggerKind(Enum):
     console = "console"
     tensorboard = "tensorboard"
@@ -217,6 +252,38 @@ class LoggerConfig:
 
 
 @dataclass
+class FederatedConfig:
+    """Rounds of training on clients that keep their audio. Read by `python -m echofree.federate` alone."""
+
+    role: FederatedRole = FederatedRole.simulation  # all of it here, one side of it, or a maker of certificates
+    num_clients: int = 8  # shares of the data in a simulation; clients that a server waits for
+    rounds: int = 3  # the server averages so often
+    local_steps: int = 20  # optimizer steps of each client in a round; the schedule runs over all rounds
+    fraction: float = 1.0  # of the clients, drawn anew for each round
+    strategy: FederatedStrategy = FederatedStrategy.fedavg
+    proximal_mu: float = 0.01  # fedprox: pull of the round's first weights, mu / 2 times the squared distance
+    weights: FederatedWeights = FederatedWeights.seconds  # what a client counts: its seconds of audio, or all the same
+    optimizer: FederatedOptimizer = FederatedOptimizer.fresh  # of a client in its next round
+    keep_local: list[str] = field(default_factory=list)  # never sent, by name: [network.gain.*]; batchnorm: those norms
+    held_out: float = 0.1  # of each client's clips, to score what the server sends; never trained on
+    on_bad_update: BadUpdate = BadUpdate.skip  # late, gone, not finite, of another shape, far too large
+    min_clients: int = 2  # good updates that a round needs; with fewer the weights stay as they were
+    max_norm_ratio: float | None = 10.0  # an update so many times longer than the median one is poisoned; null: any
+    timeout_s: float = 600.0  # for a client's answer; after it the client is late
+    clip_norm: float | None = None  # longest update of a client; null: as it comes
+    noise: float = 0.0  # Gaussian noise on the sum of updates, in clip_norm; the privacy budget is then reported
+    noise_seed: int | None = None  # null: from the system, as privacy needs it; a number: the same noise again
+    delta: float = 1e-5  # of the privacy budget
+    processes: int | None = None  # simulation: clients that train beside each other; null: one for each core
+    client: int | None = None  # client: its number, from 0
+    address: str = "127.0.0.1:8443"  # server: where it listens; client: where the server is
+    certificates: str | None = None  # folder of ca.crt and, for the server, server.crt and server.key
+    insecure: bool = False  # no TLS, for trying out
+    wait_s: float = 300.0  # server: for clients to come; client: for a server that is gone
+    faults: list[str] = field(default_factory=list)  # rehearsal: client:round:late|drop|nan|shape|poison
+
+
+@dataclass
 class ExportConfig:
     """What the best checkpoint becomes at the end of a training, or of `python -m echofree.export`."""
 
@@ -238,6 +305,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    federated: FederatedConfig = field(default_factory=FederatedConfig)
     seed: int = 0  # of weights, scenes and order
     name: str = "run"  # folder of the run below output_root
     init_from: str | None = None  # a run directory or checkpoint whose weights this run begins with
