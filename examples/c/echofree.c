@@ -584,6 +584,7 @@ typedef struct {
     int hop, bins, count, posterior;
     double transition, smoothing;
     Complex *weight, *response, *sum, *plain, *passed, *drive, *part;
+    float *profile; /* [L], of the least variance */
     float *variance, *psd, *total, *wave, *after, *errors[2]; /* errors: second halves, a priori, plain and high-passed */
     Fft fft;
 } Kalman;
@@ -608,6 +609,8 @@ static Kalman new_kalman(const char *text, int hop, const Iir *high) {
         double br = a[0] + a[1] * c1 + a[2] * c2, bi = a[1] * s1 + a[2] * s2, norm = br * br + bi * bi;
         f.response[k] = (Complex){(float)((tr * br + ti * bi) / norm), (float)((ti * br - tr * bi) / norm)};
     }
+    f.profile = zeros(num, sizeof(float));
+    for (size_t l = 0; l < num; l++) f.profile[l] = 1;
     f.fft = new_fft(2 * hop);
     return f;
 }
@@ -650,6 +653,7 @@ static const float *correct(Kalman *f, const Complex *x, const float *power, int
         Complex *w = f->weight + (size_t)l * (size_t)bins;
         float *v = f->variance + (size_t)l * (size_t)bins;
         const float *p = power + (size_t)l * (size_t)bins;
+        float least = (float)floor_value * f->profile[l];
         if (learn) {
             for (int k = 0; k < bins; k++) {
                 Complex c = {x[l * bins + k].re, -x[l * bins + k].im};
@@ -664,7 +668,7 @@ static const float *correct(Kalman *f, const Complex *x, const float *power, int
             if (learn) w[k].re += f->part[k].re, w[k].im += f->part[k].im;
             w[k].re *= a, w[k].im *= a;
             v[k] *= learn ? v[k] * p[k] * f->total[k] + gain : gain;
-            v[k] = fmaxf(v[k] + leak * (w[k].re * w[k].re + w[k].im * w[k].im), (float)floor_value);
+            v[k] = fmaxf(v[k] + leak * (w[k].re * w[k].re + w[k].im * w[k].im), least);
         }
     }
     return error;
@@ -705,7 +709,7 @@ static void shift(Kalman *f, int samples, double start) {
             float most = 0;
             for (int i = 0; i < 2; i++) {
                 int known = rows[i] >= 0 && rows[i] < count;
-                most = fmaxf(most, known ? before[(count - 1 - rows[i]) * bins + k] : (float)start);
+                most = fmaxf(most, known ? before[(count - 1 - rows[i]) * bins + k] : (float)start * f->profile[l]);
             }
             f->variance[l * bins + k] = most;
         }
@@ -724,33 +728,41 @@ static double mean_square(const float *x, int count) {
 
 typedef struct {
     Kalman filter;
-    int low_hop, taps, factor, since, wait, pause;
+    int low_hop, hops, phase, block, held_learn, taps, factor, since, wait, pause; /* block: hops x low_hop */
     double floor, better, rate, hold, levels[3];
     float *kernel, *line[3], *low[3], *far, *power;
     Complex *spectra;
 } Shadow;
 
 static Shadow new_shadow(const char *text, const Delay *delay, double hop_s) {
-    Shadow s = {.filter = new_kalman(text, delay->low_hop, NULL), .low_hop = delay->low_hop, .taps = delay->taps,
-                .factor = delay->factor, .kernel = delay->kernel, .floor = number(text, "floor"),
-                .better = number(text, "better"), .hold = number(text, "hold_s") / hop_s};
-    s.rate = fmin(1, hop_s / number(text, "level_s"));
-    s.wait = (int)ceil(number(text, "first_s") / hop_s), s.pause = (int)ceil(number(text, "wait_s") / hop_s);
-    size_t rows = (size_t)s.filter.count * (size_t)s.filter.bins, hop = (size_t)s.low_hop;
+    int hops = (int)number(text, "hops"), block = hops * delay->low_hop;
+    double block_s = hops * hop_s;
+    Shadow s = {.filter = new_kalman(text, block, NULL), .low_hop = delay->low_hop, .hops = hops, .block = block,
+                .taps = delay->taps, .factor = delay->factor, .kernel = delay->kernel, .floor = number(text, "floor"),
+                .better = number(text, "better"), .hold = number(text, "hold_s") / block_s};
+    s.rate = fmin(1, block_s / number(text, "level_s"));
+    s.wait = (int)ceil(number(text, "first_s") / block_s), s.pause = (int)ceil(number(text, "wait_s") / block_s);
+    size_t rows = (size_t)s.filter.count * (size_t)s.filter.bins;
     for (int i = 0; i < 3; i++) {
-        s.line[i] = zeros((size_t)s.taps + hop * (size_t)s.factor, sizeof(float));
-        s.low[i] = zeros(hop, sizeof(float));
+        s.line[i] = zeros((size_t)s.taps + (size_t)s.low_hop * (size_t)s.factor, sizeof(float));
+        s.low[i] = zeros((size_t)block, sizeof(float));
     }
-    s.far = zeros(2 * hop, sizeof(float));
+    s.far = zeros(2 * (size_t)block, sizeof(float));
     s.spectra = zeros(rows, sizeof(Complex)), s.power = zeros(rows, sizeof(float));
     return s;
 }
 
 /* waves: mic, far and the long filter's error, high-passed -> 1: the echo path has changed; 2: the filter is spoilt too */
 static int watch(Shadow *s, const float *const waves[3], int on, int learn, double floor_value) {
-    int hop = s->low_hop, bins = s->filter.bins;
+    int hop = s->block, bins = s->filter.bins;
     size_t last = (size_t)(s->filter.count - 1) * (size_t)bins, row = (size_t)bins;
-    for (int i = 0; i < 3; i++) decimate(s->kernel, s->taps, s->factor, s->line[i], waves[i], s->low[i], hop);
+    for (int i = 0; i < 3; i++) {
+        float *low = s->low[i] + s->phase * s->low_hop;
+        decimate(s->kernel, s->taps, s->factor, s->line[i], waves[i], low, s->low_hop);
+    }
+    learn = s->held_learn = learn && (!s->phase || s->held_learn);
+    s->phase = (s->phase + 1) % s->hops;
+    if (s->phase) return 0;
     memmove(s->far, s->far + hop, (size_t)hop * sizeof(float));
     memcpy(s->far + hop, s->low[1], (size_t)hop * sizeof(float));
     memmove(s->spectra, s->spectra + row, last * sizeof(Complex));
@@ -808,6 +820,11 @@ static Linear new_linear(const char *text, int rate_hz, int hop) {
     s.delay = new_delay(value_of(text, "delay"), rate_hz, hop);
     s.past = new_line(text, hop, s.count, s.max_samples);
     s.kalman = new_kalman(text, hop, &s.high[0]);
+    double *profile = zeros((size_t)s.count, sizeof(double));
+    if ((int)numbers(value_of(text, "start_profile"), profile, (size_t)s.count) != s.count)
+        die("contract.json: start_profile is too short", "");
+    for (int l = 0; l < s.count; l++) s.kalman.profile[l] = (float)profile[l];
+    free(profile);
     s.kalman.posterior = !strncmp(value_of(text, "output"), "\"posterior\"", 11);
     s.shadow = new_shadow(value_of(text, "shadow"), &s.delay, s.hop_s);
     size_t bins = (size_t)s.bins, rows = 2 * (size_t)s.count;
@@ -831,6 +848,11 @@ static int clipping(Linear *s, const float *mic) {
     return count >= 3 && s->clipped < 0.3;
 }
 
+/* -> the power gain that the echo path may have at most */
+static double path_gain(const Linear *s) {
+    return fmin(s->mic_level / (s->far_level + TINY), s->max_path_gain * (s->mic_peak > 4 ? s->counts : 1));
+}
+
 /* -> whether the far end is active; *floor: least variance */
 static int levels(Linear *s, int start, double *floor_out) {
     double far = 0, mic = mean_square(s->mic, s->hop);
@@ -843,7 +865,7 @@ static int levels(Linear *s, int start, double *floor_out) {
     }
     double age = s->active + on, gain = s->path_gain;
     s->active = fmin(age, 1e6);
-    double ratio = fmin(s->mic_level / (s->far_level + TINY), s->max_path_gain * (s->mic_peak > 4 ? s->counts : 1));
+    double ratio = path_gain(s);
     if (on && ratio > 0 && age * s->hop_s <= s->start_s) gain = fmax(gain, exp2(floor(log2(ratio + TINY))));
     *floor_out = gain * (gain > s->path_gain ? s->start_variance : s->variance_floor);
     s->path_gain = gain;
@@ -885,6 +907,7 @@ static void write_row(Linear *s, int slot) {
 static void move(Linear *s, int samples) {
     FarLine *f = &s->past;
     int hop = s->hop;
+    s->path_gain = fmax(s->path_gain, path_gain(s));
     shift(&s->kalman, samples, s->start_variance * s->path_gain);
     f->whole += samples;
     for (int i = 0; i < s->count; i++) {

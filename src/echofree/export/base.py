@@ -23,7 +23,7 @@ from echofree.model.frontend import FrontEnd
 from echofree.model.graph import StreamGraph
 from echofree.runtime.contract import Contract, State
 
-SHADOW = ("transition", "psd_smoothing", "level_s", "better", "hold_s", "wait_s", "first_s", "floor")
+SHADOW = ("hops", "transition", "psd_smoothing", "level_s", "better", "hold_s", "wait_s", "first_s", "floor")
 DRIFT = (
     "window", "before", "edge", "spans", "forget", "max_ppm", "step_ppm", "min_agreement", "min_count", "max_move",
 )  # fmt: skip
@@ -170,6 +170,7 @@ def linear_numbers(front: Any) -> dict[str, Any]:
         "output": kalman.output,
         "psd_smoothing": kalman.psd_smoothing,
         **{name: getattr(fronts, name.upper()) for name in names},
+        "start_profile": front.profile.tolist(),
         "doubt": DOUBT,
         "farrow": front.line.farrow.tolist(),
         "shadow": {

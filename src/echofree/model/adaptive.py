@@ -90,7 +90,7 @@ class KalmanFilter(nn.Module):
             power: |spectra|^2.
             errors: [B, 2, M], the a-priori error plain and high-passed by h.
             adapt: [B, 1], 1 where the filter may learn from this hop, else 0.
-            floor: [B, 1], the least variance, in units of |W|^2.
+            floor: [B, 1] or [B, L], the least variance, in units of |W|^2.
             state: see `init_state`.
 
         Returns:
@@ -120,7 +120,7 @@ class KalmanFilter(nn.Module):
         variance.mul_(expected.mul_(share).add_(gain))
         squares = weight.square()
         variance.add_(squares[..., 0] + squares[..., 1], alpha=1 - gain)
-        torch.maximum(variance, floor.unsqueeze(1), out=variance)
+        torch.maximum(variance, floor.unsqueeze(-1), out=variance)
         return error
 
     def doubt(self, alarm: Tensor, spoilt: Tensor, state: State) -> None:
@@ -133,7 +133,7 @@ class KalmanFilter(nn.Module):
 
     def shift(self, samples: Tensor, start: Tensor, state: State) -> None:
         """Moves every stream's echo path by `samples` [B, 1], in place: positive when the far end is from now on
-        delayed by as many more. What is shifted in starts from zero with variance `start` [B, 1]."""
+        delayed by as many more. What is shifted in starts from zero with variance `start` [B, 1] or [B, L]."""
         hop, count = self.hop_samples, self.num_partitions
         weight, variance, moved = state["weight"], state["variance"], samples.long()
         taps = torch.fft.irfft(torch.view_as_complex(weight))[..., :hop].flip(1).flatten(1)  # [B, L M], in time

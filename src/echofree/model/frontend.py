@@ -32,7 +32,11 @@ CPU_BATCH = 32  # clips at once on a CPU: what one hop touches then fits into a 
 DC_CUTOFF_HZ = 5.0  # turns 100 Hz by 3 degrees
 HIGH_PASS_HZ = 50.0
 FAR_ACTIVE = 1e-8  # mean square of the far end: -80 dB below full scale
-START_VARIANCE = 1.0  # variance of a new partition, in units of mean |mic|^2 / mean |far|^2
+START_VARIANCE = 1.0  # variance of the newest partition at the start, in units of mean |mic|^2 / mean |far|^2
+START_DECAY_S = (
+    0.3  # and of the others: the decay of a room of this reverberation time (-60 dB), so that a talker who is
+)
+START_LEAST = 0.05  # there from the first word on isn't taken for echo; a bulk delay may still put the echo anywhere
 MAX_PATH_GAIN = 4.0  # upper limit of that ratio, beyond which the microphone surely hears more than echo
 VARIANCE_FLOOR = 1e-7
 INT16 = 32768.0  # one side in [-1, 1], the other in 16-bit counts: seen, and no obstacle
@@ -51,6 +55,12 @@ SURE_CONFIDENCE = 10.0  # of the delay, by which alone a far end counts as heard
 MIN_GAIN_DB = 1.0  # smoothed echo reduction below which the far end explains nothing
 
 
+def start_profile(num_partitions: int, hop_s: float) -> list[float]:
+    """Variances at the start relative to that of the newest partition, oldest first."""
+    decay = 10 ** (-6 * hop_s / START_DECAY_S)
+    return [max(decay**age, START_LEAST) for age in range(num_partitions - 1, -1, -1)]
+
+
 class FrontEnd(nn.Module):
     """Linear echo cancellation for a batch of streams.
 
@@ -64,6 +74,8 @@ class FrontEnd(nn.Module):
         max_delay_ms: bulk delays up to here are found and taken out; 0 turns the alignment off.
         dtype: float32; float64 for comparisons.
     """
+
+    profile: Tensor
 
     def __init__(
         self,
@@ -107,6 +119,8 @@ class FrontEnd(nn.Module):
         self.line = FarLine(hop_samples, self.max_samples, num_partitions, dtype)
         self.shadow = Shadow(sample_rate, hop_samples, dtype)
         self.hop_s = hop_samples / sample_rate
+        profile = torch.tensor(start_profile(num_partitions, self.hop_s), dtype=dtype)
+        self.register_buffer("profile", profile, persistent=False)  # [L], oldest first
 
     def init_state(self, batch: int) -> State:
         """A fresh set of streams: tensors by name, first axis batch."""
@@ -221,8 +235,9 @@ class FrontEnd(nn.Module):
         passed, rest = self.high(torch.stack([mic, far], dim=1), state["high"])
         state["high"].copy_(rest)
         adapt, floor, start = self._levels(mic.unflatten(-1, (num, hop)), power, state)  # [B, n] each
+        floors = floor.unsqueeze(-1) * self.profile  # [B, n, L]
         learn = adapt * (1 - clipped)
-        low_mic, low_far = self.shadow.hear(passed, shadow)
+        heard = self.shadow.hear(passed, shadow)
 
         echoes, lefts = [], []
         for i in range(num):
@@ -233,14 +248,13 @@ class FrontEnd(nn.Module):
             state["high_error"].copy_(rest)
             errors = torch.stack([error, left], dim=1)
             planes = (re[:, block], im[:, block])
-            after = self.filter.correct(planes, power[:, block], errors, learn[:, at], floor[:, at], kalman)
+            after = self.filter.correct(planes, power[:, block], errors, learn[:, at], floors[:, i], kalman)
             echoes.append(now - after)
             lefts.append(left)
-            own = tuple(x[:, i : i + self.shadow.num_partitions] for x in low_far)
             quick = torch.maximum(floor[:, at], FLOOR * start[:, at])
-            alarm, spoilt = self.shadow.step(low_mic[:, i], own, left, adapt[:, at], learn[:, at], quick, shadow)
-            if alarm.device.type != "cpu" or bool(alarm.any()):
-                self.filter.doubt(alarm, spoilt, kalman)
+            alarms = self.shadow.step(heard, i, left, adapt[:, at], learn[:, at], quick, shadow)
+            if alarms is not None and (alarms[0].device.type != "cpu" or bool(alarms[0].any())):
+                self.filter.doubt(*alarms, kalman)
         trust = self._judge(passed[:, 0].unflatten(-1, (num, hop)), torch.stack(lefts, dim=1), adapt, state)  # [B, n]
         echo = (torch.stack(echoes, dim=1) * trust.unsqueeze(-1)).flatten(1)
         self._align(pair, state, kalman, due)
@@ -293,7 +307,10 @@ class FrontEnd(nn.Module):
         move &= wished.abs() >= 0.5 * headroom  # less isn't worth it, and would undo what a drift adds
         shift = torch.where(move, wished, least.clamp(min=0)) * ended  # [B, 1]
         if shift.device.type != "cpu" or bool(shift.any()):
-            self.filter.shift(shift, START_VARIANCE * state["path_gain"], kalman)
+            # with a long delay the start was over before the microphone heard anything
+            gain = torch.maximum(state["path_gain"], _path_gain(state["level"].unsqueeze(1), state))
+            state["path_gain"].copy_(torch.where(shift != 0, gain, state["path_gain"]))
+            self.filter.shift(shift, START_VARIANCE * state["path_gain"] * self.profile, kalman)
             line["whole"].add_(shift)
             again = self.line.reread(line)  # [B, L M]
             spectra = torch.view_as_real(torch.fft.rfft(again.unfold(-1, 2 * hop, hop)))  # [B, L - 1, F, 2]
@@ -339,8 +356,7 @@ class FrontEnd(nn.Module):
         age = state["active"] + adapt.cumsum(-1)
         state["active"].copy_(age[:, -1:].clamp(max=1e6))
 
-        most = torch.where(state["mic_peak"] > 4.0, MAX_PATH_GAIN * INT16**2, MAX_PATH_GAIN)  # [B, 1]
-        ratio = torch.minimum(levels_now[..., 1] / (levels_now[..., 0] + TINY), most)
+        ratio = _path_gain(levels_now, state)
         early = (age * self.hop_s <= START_S) & (adapt > 0) & (ratio > 0)
         # powers of two, so that only a level that doubles starts the filter again
         stage = torch.where(early, torch.exp2(torch.log2(ratio + TINY).floor()), torch.zeros_like(ratio))
@@ -374,6 +390,12 @@ class FrontEnd(nn.Module):
         worse = (seen == 0) & (quick[..., 0] < quick[..., 1] * 10 ** (-WORSE_DB / 10))
         target = (~(lost | worse)).to(now.dtype)
         return _smooth(target, torch.full_like(target, min(1.0, self.hop_s / QUICK_S)), state["trust"])
+
+
+def _path_gain(levels: Tensor, state: State) -> Tensor:
+    """Mean squares [B, n, 2] of (far, mic) -> [B, n], the power gain that the echo path may have at most."""
+    most = torch.where(state["mic_peak"] > 4.0, MAX_PATH_GAIN * INT16**2, MAX_PATH_GAIN)  # [B, 1]
+    return torch.minimum(levels[..., 1] / (levels[..., 0] + TINY), most)
 
 
 def _part(state: State, prefix: str) -> State:

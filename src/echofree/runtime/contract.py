@@ -14,7 +14,7 @@ from typing import Any
 
 from echofree.errors import CheckpointError
 
-FORMAT = 2
+FORMAT = 3
 NAME = "contract.json"
 UNCHECKED, CHECKED, REJECTED = "unchecked", "checked", "rejected"  # before, after the gate
 

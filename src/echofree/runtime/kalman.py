@@ -68,14 +68,14 @@ class Kalman:
         irfft(self._sum, out=self._wave)
         return self._wave[self.hop :]
 
-    def correct(self, conj: np.ndarray, power: np.ndarray, adapt: bool, floor: float) -> np.ndarray:
+    def correct(self, conj: np.ndarray, power: np.ndarray, adapt: bool, floor: np.ndarray | np.float32) -> np.ndarray:
         """Learns from `errors`, which the caller has filled.
 
         Args:
             conj: complex conjugate of the spectra, [L, F], oldest first.
             power: |spectra|^2.
             adapt: whether to learn from this hop.
-            floor: least variance.
+            floor: least variance, of all partitions or [L, 1].
 
         Returns:
             The error by which the output is defined, [M], valid until the next call.
@@ -117,7 +117,7 @@ class Kalman:
         self._square += self._expected
         self._square *= self.leak
         self.variance += self._square
-        np.maximum(self.variance, np.float32(floor), out=self.variance)
+        np.maximum(self.variance, floor, out=self.variance)
         return error
 
     def _learn(self, conj: np.ndarray, passed: np.ndarray, total: np.ndarray) -> None:
@@ -144,9 +144,9 @@ class Kalman:
         if spoilt:
             self.weight[:] = 0
 
-    def shift(self, samples: int, start: float) -> None:
+    def shift(self, samples: int, start: np.ndarray) -> None:
         """Moves the echo path by `samples`: positive when the far end is from now on delayed by as many more. What is
-        shifted in starts from zero with variance `start`."""
+        shifted in starts from zero with variance `start` [L, 1]."""
         count, hop = self.count, self.hop
         taps = np.fft.irfft(self.weight)[::-1, :hop].reshape(-1)  # [L M], in time
         moved = np.zeros_like(taps)
@@ -163,5 +163,6 @@ class Kalman:
         blocks, rest = divmod(samples, hop)
         for part in range(count):  # the newest first
             rows = [part + blocks, part + blocks + (rest != 0)]
-            one, two = (before[count - 1 - row] if 0 <= row < count else np.float32(start) for row in rows)
-            self.variance[count - 1 - part] = np.maximum(one, two)
+            here = count - 1 - part
+            one, two = (before[count - 1 - row] if 0 <= row < count else start[here] for row in rows)
+            self.variance[here] = np.maximum(one, two)

@@ -40,6 +40,8 @@ class LinearStage:
         self.delay = Delay(rate_hz, hop, n["delay"])
         self.line = FarLine(hop, self.max_samples, self.count, n["farrow"])
         self.shadow = Shadow(hop, self.delay.factor, self.delay.taps, self.hop_s, n["shadow"])
+        self._profile = np.asarray(n["start_profile"], np.float32)[:, None]  # [L, 1]
+        self._floor = np.zeros_like(self._profile)
         bins = hop + 1
         # a ring whose rows stand twice, L rows apart, so that the filter's span is always one piece
         self._spectra = np.zeros((2 * self.count, bins), np.complex64)
@@ -82,7 +84,8 @@ class LinearStage:
             high.x[row] = wave
         errors[1] = high.run()[1]
         learn = adapt and not clipped
-        after = self.kalman.correct(self._conj[here], self._power[here], learn, floor)
+        np.multiply(self._profile, np.float32(floor), out=self._floor)
+        after = self.kalman.correct(self._conj[here], self._power[here], learn, self._floor)
         np.subtract(self.mic, after, out=self.echo)
         quick = max(floor, self.shadow.floor * start)
         alarm, spoilt = self.shadow.step(high.y[0], high.y[2], high.y[1], adapt, learn, quick)
@@ -142,13 +145,16 @@ class LinearStage:
             self.mic_level += rate * (mic_now - self.mic_level)
         age = self.active + adapt
         self.active = min(age, 1_000_000)
-        most = n["max_path_gain"] * (counts if self.mic_peak > 4.0 else 1.0)
-        ratio = min(self.mic_level / (self.far_level + 1e-20), most)
-        gain = self.path_gain
+        ratio, gain = self._ratio(), self.path_gain
         if adapt and ratio > 0 and age * self.hop_s <= n["start_s"]:
             gain = max(gain, 2.0 ** math.floor(math.log2(ratio + 1e-20)))
         rises, self.path_gain = gain > self.path_gain, gain
         return adapt, gain * (n["start_variance"] if rises else n["variance_floor"]), gain * n["start_variance"]
+
+    def _ratio(self) -> float:
+        """The power gain that the echo path may have at most."""
+        most = self.n["max_path_gain"] * (self.n["int16"] ** 2 if self.mic_peak > 4.0 else 1.0)
+        return min(self.mic_level / (self.far_level + 1e-20), most)
 
     def _judge(self, passed: np.ndarray, adapt: bool) -> None:
         """passed [3, M], mic and error first, high-passed. Moves `trust`, the share of the echo that is used."""
@@ -199,7 +205,8 @@ class LinearStage:
 
     def _move(self, shift: int) -> None:
         """Delays the far end by so many samples more, its past included."""
-        self.kalman.shift(shift, self.n["start_variance"] * self.path_gain)
+        self.path_gain = max(self.path_gain, self._ratio())
+        self.kalman.shift(shift, np.float32(self.n["start_variance"] * self.path_gain) * self._profile)
         self.line.whole += shift
         hops = self.line.reread()  # [L, M]
         self._pair[self.hop :] = hops[0]

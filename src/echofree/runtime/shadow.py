@@ -1,6 +1,6 @@
 """The quick filter that notices a change of the echo path; `echofree.model.shadow` in numpy, where it's explained.
 
-Legend: M hop, Q hop at the low rate, J partitions, F bins.
+Legend: M hop, Q block at the low rate, J partitions, F bins.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ class Shadow:
     """
 
     def __init__(self, hop_samples: int, factor: int, taps: int, hop_s: float, numbers: Mapping[str, Any]):
-        n, self.hop, self.low_hop = numbers, hop_samples, hop_samples // factor
+        n, self.hop, self.hops = numbers, hop_samples, int(numbers["hops"])
+        self.low_hop, self.low_block = hop_samples // factor, self.hops * hop_samples // factor
         self.count, self.keep = int(n["num_partitions"]), taps - 1
-        bins = self.low_hop + 1
+        bins, block_s = self.low_block + 1, self.hops * hop_s
         flat = np.ones(bins, complex)
-        self.filter = Kalman(self.low_hop, self.count, n["transition"], False, n["psd_smoothing"], flat)
+        self.filter = Kalman(self.low_block, self.count, n["transition"], False, n["psd_smoothing"], flat)
         self._decimator = decimation_matrix(factor, hop_samples, taps)
         self._line = np.zeros((3, self.keep + hop_samples), np.float32)  # mic, far, error of the long filter
-        self._low = np.zeros((3, self.low_hop), np.float32)
-        self._far = np.zeros(2 * self.low_hop, np.float32)
+        self._low = np.zeros((3, self.low_block), np.float32)
+        self._far = np.zeros(2 * self.low_block, np.float32)
         # a ring whose rows stand twice, J rows apart, so that the filter's span is always one piece
         self._spectra = np.zeros((2 * self.count, bins), np.complex64)
         self._conj, self._power = np.zeros_like(self._spectra), np.zeros((2 * self.count, bins), np.float32)
         self.floor, self.better = n["floor"], n["better"]
-        self.rate, self.hold = min(1.0, hop_s / n["level_s"]), n["hold_s"] / hop_s
-        self.pause, self.first = int(np.ceil(n["wait_s"] / hop_s)), int(np.ceil(n["first_s"] / hop_s))
+        self.rate, self.hold = min(1.0, block_s / n["level_s"]), n["hold_s"] / block_s
+        self.pause, self.first = int(np.ceil(n["wait_s"] / block_s)), int(np.ceil(n["first_s"] / block_s))
         self.reset()
 
     def reset(self) -> None:
@@ -48,7 +49,7 @@ class Shadow:
             array[:] = 0
         self.filter.reset()
         self.levels = [0.0, 0.0, 0.0]  # mean squares of (mic, error of the long filter, own error)
-        self.since, self.wait, self.slot = 0, self.first, 0
+        self.since, self.wait, self.slot, self.phase, self.held_learn = 0, self.first, 0, 0, True
 
     def step(
         self, mic: np.ndarray, far: np.ndarray, left: np.ndarray, adapt: bool, learn: bool, floor: float
@@ -58,10 +59,15 @@ class Shadow:
         line, low, keep = self._line, self._low, self.keep
         for row, wave in enumerate((mic, far, left)):
             line[row, keep:] = wave
-        np.matmul(line, self._decimator, out=low)
+        np.matmul(line, self._decimator, out=low[:, self.phase * self.low_hop : (self.phase + 1) * self.low_hop])
         line[:, :keep] = line[:, self.hop :]
-        self._far[: self.low_hop] = self._far[self.low_hop :]
-        self._far[self.low_hop :] = low[1]
+        self.phase = (self.phase + 1) % self.hops
+        self.held_learn = learn if self.phase == 1 else self.held_learn and learn
+        if self.phase:
+            return False, False
+        learn = self.held_learn
+        self._far[: self.low_block] = self._far[self.low_block :]
+        self._far[self.low_block :] = low[1]
         slot, twin = self.slot, self.slot + self.count
         newest, power = self._spectra[slot], self._power[slot]
         rfft(self._far, out=newest)
@@ -77,8 +83,8 @@ class Shadow:
         errors[1] = errors[0]
         if adapt:
             for i, wave in enumerate((low[0], low[2], errors[0])):
-                self.levels[i] += self.rate * (float(np.dot(wave, wave)) / self.low_hop - self.levels[i])
-        self.filter.correct(self._conj[here], self._power[here], learn, floor)
+                self.levels[i] += self.rate * (float(np.dot(wave, wave)) / self.low_block - self.levels[i])
+        self.filter.correct(self._conj[here], self._power[here], learn, np.float32(floor))
         heard, main, own = self.levels
         self.wait = max(self.wait - adapt, 0)
         if adapt:

@@ -163,6 +163,27 @@ def test_double_talk_gains_and_keeps_the_talker() -> None:
     assert abs(reduction_db(near[2 * RATE :], error, 0.0)) < 2.5  # what is left of the echo included
 
 
+def test_a_talker_from_the_first_word_on_is_not_taken_for_echo(rng: np.random.Generator) -> None:
+    """Three seconds in which both talk all the while: the start of the filter costs little, and it learns."""
+    mics, fars, nears = [], [], []
+    for _ in range(4):
+        far, near = (rng.normal(0, 0.1, 3 * RATE) * np.repeat(rng.random(30) > 0.3, RATE // 10) for _ in range(2))
+        path = rng.normal(0, 0.5, 64) * np.exp(-np.arange(64) / 10)
+        mics.append(near + np.convolve(far, path)[: 3 * RATE] + 1e-4 * rng.normal(size=3 * RATE))
+        fars.append(far)
+        nears.append(near)
+    mic, far = (torch.tensor(np.stack(x), dtype=torch.float32) for x in (mics, fars))
+    error = FrontEnd()(mic, far)["error"].numpy()
+    gains = [si_sdr_db(e, n) - si_sdr_db(m, n) for e, n, m in zip(error, nears, mics, strict=True)]
+    assert np.mean(gains) > 2.5, gains
+    begin = slice(0, RATE * 3 // 4)
+    lost = [
+        si_sdr_db(e[begin], n[begin]) - si_sdr_db(m[begin], n[begin])
+        for e, n, m in zip(error, nears, mics, strict=True)
+    ]
+    assert np.mean(lost) > -5, lost
+
+
 def test_clipping_is_flagged_and_still_cancelled() -> None:
     assert results("prior")["clipped"]["saturated"]
     assert erle_db("clipped", "prior") > 5
