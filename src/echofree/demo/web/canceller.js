@@ -5,7 +5,7 @@ import { floats, vorbisWindow } from "./design.js";
 import { realFft } from "./fft.js";
 import { LinearStage } from "./linear.js";
 
-export const FORMAT = 2;
+export const FORMAT = 3;
 
 // Throws when a contract isn't one that this page can run.
 export function checkContract(contract) {

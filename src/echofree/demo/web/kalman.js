@@ -88,7 +88,8 @@ export class Kalman {
     return this.late;
   }
 
-  // Learns from `errors`, which the caller has filled. -> the error by which the output is defined, [M]
+  // Learns from `errors`, which the caller has filled; floor: least variance of each partition, [L]. -> the error by which
+  // the output is defined, [M]
   correct(ring, adapt, floor) {
     const { bins, count, psd, total, explained, variance, responsePower } = this, first = ring.slot * bins;
     this.fft.forward(this.padded[0], 0, ...this.plain, 0);
@@ -104,8 +105,11 @@ export class Kalman {
     const error = this.posterior ? this.shrunk() : this.errors[0];
     if (adapt) this.learn(ring, first);
     else this.fade();
-    const leak = this.leak, least = f32(floor), { weightRe, weightIm } = this;
-    for (let i = 0; i < variance.length; i++) variance[i] = Math.max(variance[i] + (weightRe[i] * weightRe[i] + weightIm[i] * weightIm[i]) * leak, least);
+    const { leak, weightRe, weightIm } = this;
+    for (let l = 0, i = 0; l < count; l++) {
+      const least = floor[l];
+      for (let k = 0; k < bins; k++, i++) variance[i] = Math.max(variance[i] + (weightRe[i] * weightRe[i] + weightIm[i] * weightIm[i]) * leak, least);
+    }
     return error;
   }
 
@@ -171,7 +175,8 @@ export class Kalman {
     }
   }
 
-  // Moves the echo path: positive when the far end is from now on delayed by as many samples more.
+  // Moves the echo path: positive when the far end is from now on delayed by as many samples more. What is shifted in starts
+  // from zero with variance `start`, [L].
   shift(samples, start) {
     const { count, hop, bins, wave, weightRe, weightIm, variance } = this;
     const taps = new Float64Array(count * hop), moved = new Float64Array(count * hop);
@@ -189,8 +194,10 @@ export class Kalman {
     }
     // of the two partitions that a new one covers, the less certain one counts
     const before = variance.slice(), blocks = Math.floor(samples / hop), rest = samples - blocks * hop !== 0 ? 1 : 0;
-    const old = (row, k) => (row >= 0 && row < count ? before[(count - 1 - row) * bins + k] : start);
-    for (let part = 0; part < count; part++)
-      for (let k = 0; k < bins; k++) variance[(count - 1 - part) * bins + k] = Math.max(old(part + blocks, k), old(part + blocks + rest, k));
+    for (let part = 0; part < count; part++) {
+      const here = count - 1 - part;
+      const old = (row, k) => (row >= 0 && row < count ? before[(count - 1 - row) * bins + k] : start[here]);
+      for (let k = 0; k < bins; k++) variance[here * bins + k] = Math.max(old(part + blocks, k), old(part + blocks + rest, k));
+    }
   }
 }

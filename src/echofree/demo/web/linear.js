@@ -19,6 +19,8 @@ export class LinearStage {
     this.delay = new Delay(rateHz, hop, n.delay);
     this.line = new FarLine(hop, this.maxSamples, this.count, n.farrow);
     this.shadow = new Shadow(hop, this.delay.factor, this.delay.taps, this.hopS, n.shadow);
+    this.profile = Float32Array.from(n.start_profile); // [L]
+    this.floor = floats(this.count);
     this.ring = new Ring(this.count, hop);
     for (const name of ["mic", "echo", "error", "far", "raw"]) this[name] = floats(hop);
     this.phase = this.negative = 0;
@@ -45,7 +47,8 @@ export class LinearStage {
     for (let i = 0; i < mic.length; i++) error[i] = mic[i] - echo[i];
     [mic, error, far].forEach((wave, row) => this.high[row].run(wave, passed[row]));
     errorPassed.set(passed[1]);
-    const learn = adapt && !clipped, after = kalman.correct(this.ring, learn, floor);
+    for (let l = 0; l < this.count; l++) this.floor[l] = this.profile[l] * f32(floor);
+    const learn = adapt && !clipped, after = kalman.correct(this.ring, learn, this.floor);
     for (let i = 0; i < mic.length; i++) this.echo[i] = mic[i] - after[i];
     const [alarm, spoilt] = this.shadow.step(passed[0], passed[2], passed[1], adapt, learn, Math.max(floor, this.shadow.floor * start));
     if (alarm) kalman.doubt(n.doubt, spoilt);
@@ -90,12 +93,18 @@ export class LinearStage {
     }
     const age = this.active + (adapt ? 1 : 0);
     this.active = Math.min(age, 1e6);
-    const most = n.max_path_gain * (this.micPeak > 4 ? counts : 1), ratio = Math.min(this.micLevel / (this.farLevel + 1e-20), most);
+    const ratio = this.ratio();
     let gain = this.pathGain;
     if (adapt && ratio > 0 && age * this.hopS <= n.start_s) gain = Math.max(gain, 2 ** Math.floor(Math.log2(ratio + 1e-20)));
     const rises = gain > this.pathGain;
     this.pathGain = gain;
     return [adapt, gain * (rises ? n.start_variance : n.variance_floor), gain * n.start_variance];
+  }
+
+  // The power gain that the echo path may have at most.
+  ratio() {
+    const { n } = this, most = n.max_path_gain * (this.micPeak > 4 ? n.int16 ** 2 : 1);
+    return Math.min(this.micLevel / (this.farLevel + 1e-20), most);
   }
 
   // Moves `trust`, the share of the echo that is used.
@@ -143,7 +152,9 @@ export class LinearStage {
   // Delays the far end by so many samples more, its past included.
   move(shift) {
     const { ring, line } = this;
-    this.kalman.shift(shift, f32(this.n.start_variance * this.pathGain));
+    this.pathGain = Math.max(this.pathGain, this.ratio());
+    const start = f32(this.n.start_variance * this.pathGain);
+    this.kalman.shift(shift, this.profile.map((x) => start * x));
     line.whole += shift;
     const hops = line.reread();
     ring.pair.set(hops[0], this.hop);

@@ -52,7 +52,7 @@ export class Ear {
     }
     this.tap?.port.postMessage("end");
     if (!this.context) return;
-    await new Promise((ready) => setTimeout(ready, 200)); // the audio thread says "end" first
     await this.context.close();
+    await new Promise((ready) => setTimeout(ready, 100)); // the last hops are still on their way
   }
 }

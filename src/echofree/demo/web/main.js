@@ -223,7 +223,8 @@ async function toggle() {
     const old = ear;
     ear = null;
     $("live").disabled = true;
-    return old.stop();
+    await old.stop();
+    return worker.postMessage({ kind: "end" });
   }
   fault(null);
   const choice = $("plays").value, file = $("far").files[0], { contract } = model;
@@ -270,6 +271,8 @@ worker.onmessage = ({ data }) => {
     show();
   } else {
     fault(data.kind, { why: data.why });
+    ear?.stop();
+    ear = null;
     busy(false);
   }
 };

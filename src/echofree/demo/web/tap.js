@@ -20,10 +20,7 @@ class Tap extends AudioWorkletProcessor {
 
   // inputs: microphone, far end; one that has nothing to say is silent
   process([[mic], [far]], [[silence]]) {
-    if (this.ended) {
-      this.to?.postMessage("end");
-      return false;
-    }
+    if (this.ended) return false;
     for (let at = 0; at < silence.length; ) {
       const take = Math.min(silence.length - at, this.hop - this.fill);
       if (mic) this.mic.set(mic.subarray(at, at + take), this.fill);

@@ -10,6 +10,7 @@ ort.env.wasm.numThreads = 1; // the steps of one stream are too small to share
 ort.env.wasm.wasmPaths = { mjs: beside("ort/ort-wasm.js"), wasm: beside("ort/ort-wasm.wasm") };
 ort.env.logLevel = "error";
 let contract, session, initial;
+let finish = null; // ends the live take
 
 // A stream through the graph: owns the states and feeds them back.
 class Runner {
@@ -123,6 +124,7 @@ function live(port) {
       const next = row.shift();
       if (next === "end") {
         port.close();
+        finish = null;
         for (let owed = canceller.latency - canceller.hop; owed > 0; owed -= canceller.hop) await outbox.take(new Float32Array(canceller.hop), new Float32Array(canceller.hop));
         outbox.end();
       } else await outbox.take(next.mic, next.far);
@@ -133,10 +135,12 @@ function live(port) {
     }
     busy = false;
   };
-  port.onmessage = ({ data }) => {
-    row.push(data);
+  const take = (next) => {
+    row.push(next);
     if (!busy) work().catch(failed);
   };
+  port.onmessage = ({ data }) => take(data);
+  finish = () => take("end");
 }
 
 const failed = (error) => postMessage({ kind: contract && (session || contract.engine === "none") ? "failed" : "broken", why: String(error?.message ?? error) });
@@ -145,4 +149,5 @@ onmessage = ({ data }) => {
   if (data.kind === "load") load().catch((error) => postMessage({ kind: "broken", why: String(error?.message ?? error) }));
   else if (data.kind === "files") files(data).catch(failed);
   else if (data.kind === "live") live(data.port);
+  else if (data.kind === "end") finish?.();
 };
