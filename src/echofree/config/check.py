@@ -299,6 +299,18 @@ def _device(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         yield f"train.device={config.train.device}: torch finds no GPU here. Type: train.device=auto"
 
 
+def _task(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
+    if choices.get("task") != "quantise":
+        return
+    if config.dist.name not in (StrategyKind.single, StrategyKind.ddp):
+        yield (
+            f"task=quantise rounds whole weights, and dist={config.dist.name.value} shares them out over ranks. "
+            "Type: dist=ddp"
+        )
+    if config.train.compile:
+        yield "task=quantise rounds the inputs of layers, which train.compile can't follow. Type: train.compile=false"
+
+
 def _checkpoint(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
     checkpoint = config.checkpoint
     task = config._get_node("task")
@@ -338,4 +350,4 @@ def _paths(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
         yield f"resume_allow={list(config.resume_allow)} is read only beside resume=. Type: resume=auto"
 
 
-RULES = (_train, _optim, _parts, _data, _dist, sharing.rules, _device, _checkpoint, _logger, _paths)
+RULES = (_train, _optim, _parts, _data, _dist, sharing.rules, _device, _task, _checkpoint, _logger, _paths)
