@@ -93,7 +93,6 @@ def test_a_run_directory_that_is_gone(start: Callable[..., Job], tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.skip(reason="the count of records at the end is not settled")
 def test_a_run_directory_that_becomes_read_only(start: Callable[..., Job], mounted: Path) -> None:
     job = start()
     run = under_way(job)
@@ -108,7 +107,6 @@ def test_a_run_directory_that_becomes_read_only(start: Callable[..., Job], mount
 
 
 @pytest.mark.slow
-@pytest.mark.skip(reason="the count of records at the end is not settled")
 @pytest.mark.parametrize("policy", ["stop", "wait"])
 def test_a_disk_that_runs_full(policy: str, start: Callable[..., Job], mounted: Path) -> None:
     job = start(f"checkpoint.on_full={policy}", "train.max_steps=150", "model.pace_s=0.03")
