@@ -101,6 +101,13 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def benchmarks(session: nox.Session) -> None:
+    """All figures of docs/benchmarks.md, measured anew, an hour or two; `-- --small` only shows that it works."""
+    install(session, "-e", EVERYTHING)
+    session.run("python", "benchmarks/all.py", *session.posargs)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """The wheel, installed alone into a fresh environment, works in an empty folder."""
     install(session, "build")

@@ -9,12 +9,13 @@ ERLE is taken over the second half, without DC.
 
 Rows: DC, scale, delays to 1 s and drifts to 500 ppm may lose 3 dB against the undisturbed row of the front end; others
 may not fall below the plain filter where that has 9 to 30 dB. After a change of the echo path 10 dB are to be back in
-1.5 s.
+1.5 s. The last line is JSON: how many rows have a bound, and how many keep it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -258,11 +259,17 @@ def main() -> None:
     own = [soundfile.read(path, dtype="float32")[0] if path else None for path in (args.far, args.near)]
     conditions = rows(args.seed, own[0], own[1], args.seconds)
     print(f"{'':28s} {'plain':>13s} {'front end':>13s} {'bound':>7s}   dB a priori / a posteriori")
-    for row, result in zip(conditions, measure(conditions), strict=True):
+    results, held = measure(conditions), []
+    for row, result in zip(conditions, results, strict=True):
         pairs = [f"{result[f'{who} prior']:6.1f}/{result[f'{who} posterior']:6.1f}" for who in ("plain", "front")]
         unit = " s" if row.change_s is not None else "   SI-SDR" if row.near is not None else ""
         limit = "" if math.isnan(result["bound"]) else f"{result['bound']:7.1f}"
         print(f"{row.name:28s} {pairs[0]} {pairs[1]} {limit:>7s} {'' if kept(row, result) else 'FALLS'}{unit}")
+        held.append(kept(row, result))
+    bounded = [ok for ok, result in zip(held, results, strict=True) if not math.isnan(result["bound"])]
+    first = {name: round(results[0][f"{name} prior"], 1) for name in ("plain", "front")}
+    print(json.dumps({"benchmark": "robustness", "rows": len(held), "bounded": len(bounded), "held": sum(bounded),
+                      "undisturbed_db": first}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CHINESE = Path(__file__).with_name("chinese.yaml")
 MARK = "<!-- written by docs/tools/generate.py -->"
 OPEN = ("data", "model", "task", "loss", "export")  # groups whose keys are the keywords of a class
-HOMES = {"doctor": "echofree.doctor", "export": "echofree.export.__main__", "report": "echofree.report"}
+HOMES = {
+    "demo": "echofree.demo.__main__",
+    "doctor": "echofree.doctor",
+    "export": "echofree.export.__main__",
+    "report": "echofree.report",
+}
 
 Say = Callable[[str], str]
 

@@ -1,15 +1,9 @@
-"""The report in a real browser without a network: it draws, plays, zooms, and fits laptop and phone in dark and light.
-
-Needs the extra `browser` (playwright) and a Chromium: /usr/bin/chromium, or the one that ECHOFREE_CHROMIUM names.
-"""
+"""The report in a real browser without a network: it draws, plays, zooms, fits laptop and phone in dark and light."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +13,7 @@ from echofree.report import write_report
 from unit.report.fake import fake_run
 
 pytestmark = pytest.mark.slow  # a browser starts, and draws 20 pages
-BROWSER = os.environ.get("ECHOFREE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 SIZES = {"laptop": (1280, 800), "phone": (390, 844)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright isn't installed: pip install 'echofree[browser]'"
-    )
-    if BROWSER is None:
-        pytest.skip("no Chromium here: apt-get install chromium, or set ECHOFREE_CHROMIUM")
-    with sync_api.sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"]
-        found = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def test_other_rates_go_there_and_back(rate_hz, rng):
     assert np.abs(est - (mic - far))[inner].max() < 2e-3
 
 
-@pytest.mark.parametrize("shift", [-16000, -500, 0, 700, 16000])
+@pytest.mark.parametrize("shift", [-12000, -500, 0, 700, 16000])
 def test_a_far_end_of_another_length_is_filled_up_or_cut(tmp_path, subtract, waves, shift, capsys):
     mic, far = waves
     far = far[:shift] if shift < 0 else np.concatenate([far, np.ones(shift, np.float32)])

@@ -111,7 +111,7 @@ def test_any_model_can_be_shared_out_by_data(name: str, model: Any, run_ranks: R
 
     one = run("one", World(), "single", 1)
     for got in run_ranks(lambda rank, size: run("two", meet(rank, size), name, 2), 2, init=False, timeout=120):
-        assert difference(got["weights"], one["weights"]) < TOLERANCE
+        assert difference(got["weights"], one["weights"]) < 4 * TOLERANCE  # with a learning rate of 1
         assert difference(got["weights"], model().state_dict()) > 100 * TOLERANCE
 
 

@@ -129,6 +129,19 @@ VERBS: dict[str, Verb] = {
         ),
         examples=(("model=outputs/tiny/2026-01-31_12-00-00 mic=mic.wav far=far.wav out=clean.wav", "one file"),),
     ),
+    "demo": Verb(
+        "a canceller as a web page of static files: two recordings or the microphone, live, in the browser",
+        "checkpoint=<run dir|checkpoint> | artifact=<exported folder> [out=DIR]",
+        keys=(
+            ("checkpoint", "a run directory (its best weights) or one of its checkpoints; exported first"),
+            ("artifact", "or a folder that export has written"),
+            ("out", "the folder to make; left out: demo"),
+        ),
+        examples=(
+            ("checkpoint=outputs/tiny/2026-01-31_12-00-00", "then: python -m http.server --directory demo 8000"),
+            ("artifact=outputs/tiny/2026-01-31_12-00-00/export/onnx out=site/demo", "of what was exported already"),
+        ),
+    ),
     "report": Verb(
         "one page for a run, a comparison of runs, or a sweep, that opens without a network",
         "DIR [DIR ...] [out=FILE.html]",
