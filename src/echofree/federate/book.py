@@ -174,7 +174,7 @@ class Book:
         loss = sum(u.seconds * u.facts["loss"] for u in good) / total_s if good else math.nan
         record: dict[str, Any] = {
             "kind": "train", "step": self.step(number), "epoch": number, "loss": _number(loss),
-            "lr": good[0].facts["lr"] if good else None, "clients": len(good), "asked": len(told.asked),
+            "lr": _number(good[0].facts["lr"]) if good else None, "clients": len(good), "asked": len(told.asked),
             "left_out": {str(bad.who.number): bad.kind for bad in told.bad}, "clipped": told.clipped,
             "skipped_steps": int(sum(u.facts["skipped"] for u in good)), "bytes_down": told.bytes_down,
             "bytes_up": told.bytes_up, "round_s": told.train_s,

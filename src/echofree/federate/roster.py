@@ -18,6 +18,7 @@ from echofree.stop import StopFlag
 log = logging.getLogger("echofree")
 
 DRAW = 0x5A3
+NAME_LENGTH = 60
 ASK_S = 60.0  # for a client's number
 LATE = 0.98  # of the time limit: a connection that ends so late was cut for being late
 
@@ -31,6 +32,11 @@ class Who:
 
     def __str__(self) -> str:
         return f"client {self.number}" + (f" ({self.name})" if self.name else "")
+
+
+def printable(name: str) -> str:
+    """What a client calls itself, fit for a line of a log."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)[:NAME_LENGTH]
 
 
 class ClientTrouble(Exception):
@@ -172,7 +178,7 @@ class Roster(SimpleClientManager):  # type: ignore[misc,unused-ignore]
             if client.who is None:
                 try:
                     told = client.get_properties(GetPropertiesIns({}), ASK_S, 0).properties
-                    client.who = Who(int(told["client"]), str(told.get("name", "")))
+                    client.who = Who(int(told["client"]), printable(str(told.get("name", ""))))
                 except Exception as error:
                     log.warning("a client came and left, or doesn't say its number: %s", error or type(error).__name__)
                     self.unregister(client)

@@ -8,6 +8,7 @@ An update that is late, missing, not finite, of another shape or far too large i
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -213,7 +214,8 @@ class Averaging(FedProx):  # type: ignore[misc,unused-ignore]
                 return Bad(who, "shape", f"{name} is {new.dtype} {list(new.shape)}, not {old.dtype} {list(old.shape)}")
             if not np.isfinite(new).all():
                 return Bad(who, "not finite", f"{name} has NaN or infinite values")
-        facts = {key: float(value) for key, value in result.metrics.items() if isinstance(value, int | float)}
+        told = {key: float(value) for key, value in result.metrics.items() if isinstance(value, int | float)}
+        facts = {"loss": math.nan, "lr": math.nan, "skipped": 0.0, "train_s": math.nan, **told}
         update = Update(who, arrays, result.num_examples / 1000, facts, sum(map(len, tensors)))
         if update.seconds <= 0:
             return Bad(who, "failed", "it says that it has no audio")
