@@ -393,6 +393,22 @@ BENCHES: tuple[Bench, ...] = (
         ("Killed at any moment: two processes, fsdp", "随时被强制结束：两个进程，fsdp"),
     ),
     Bench(
+        "federated",
+        ("A round of federated training", "联邦训练的一轮"),
+        "federated.py",
+        (),
+        ("--clients", "2", "--steps", "2", "--rounds", "1"),
+        (
+            Claim(
+                ("processor time beyond the same local steps, share", "比同样的本地步数多用的处理器时间，比例"),
+                at("overhead"),
+                0.1,
+                beside=("the steps alone", "只做这些步"),
+                peer=written(at("bare_cpu_s"), "{:.1f} s"),
+            ),
+        ),
+    ),
+    Bench(
         "slurm",
         ("A job on two nodes of a cluster", "集群两个节点上的作业"),
         "slurm.py",

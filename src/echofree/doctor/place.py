@@ -21,6 +21,7 @@ EXTRAS = {
     "export": "ONNX export",
     "litert": "LiteRT export",
     "executorch": "ExecuTorch export",
+    "federated": "fine-tuning on clients (Flower)",
     "browser": "tests of the report in a browser",
     "docs": "the documentation site",
     "dev": "tests and linters",
