@@ -14,6 +14,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 import sheet  # noqa: E402
 from claims import BENCHES, Bench, Claim, at, written  # noqa: E402
 
+sys.path.remove(str(ROOT / "benchmarks"))  # slurm.py in there would hide tests/slurm
+
 HELPERS = ("all.py", "claims.py", "sheet.py", "peer.py")
 ABOUT = {"processor": "x", "cores": 2, "memory_gb": 8, "gpu": None, "torch": "2", "python": "3", "system": "Linux"}
 
