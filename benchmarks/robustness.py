@@ -36,7 +36,8 @@ HOP = 256
 LOSS_DB = 3.0  # of the rows that the front end mends
 KEPT_DB = 9.0  # rows of the plain filter from here on may not fall
 SLACK_DB = 0.5  # but for this
-ENOUGH_DB = 30.0  # and what the plain filter has beyond this isn't asked for: the 50 Hz high-pass costs 2 dB of 36
+LEFT_DB = 36.0  # and for what the 50 Hz high-pass keeps from the filter: 0.3 dB of 24, 2.6 of 36
+ENOUGH_DB = 30.0  # what the plain filter has beyond this isn't asked for
 NEAR_DB = 25.0  # of a talker alone, whom the DC blocker turns by some degrees
 BACK_DB, BACK_S = 10.0, 1.5
 MENDED = ("mic DC", "far DC", "scale", "delay", "drift")
@@ -237,7 +238,8 @@ def bound(row: Row, of_plain: float, undisturbed: float) -> float:
         return undisturbed - LOSS_DB
     if row.name == "near end alone":
         return NEAR_DB
-    return min(of_plain - SLACK_DB, ENOUGH_DB) if of_plain >= KEPT_DB else math.nan
+    possible = -10 * math.log10(10 ** (-of_plain / 10) + 10 ** (-LEFT_DB / 10))
+    return min(possible - SLACK_DB, ENOUGH_DB) if of_plain >= KEPT_DB else math.nan
 
 
 def kept(row: Row, result: dict[str, float]) -> bool:
