@@ -93,7 +93,7 @@ def test_commands_of_a_page(page: Page, cli: Cli, tmp_path: Path, rng: np.random
                 continue
             if not any(word.startswith("resume=outputs") for word in words):
                 line = " ".join([line, *short(words)])
-        if verb == "federate":
+        if verb == "federate" and "resume=auto" not in words:  # which takes what was typed before
             more = [*CLIENTS, *short(words)]
             given = {word.partition("=")[0] for word in words}
             seen = {word.partition("=")[0]: word for word in reversed(more)}  # the first one wins
