@@ -2,7 +2,7 @@
 
 A converged Kalman filter trusts its echo path, so after a change it takes an error for a talker and learns slowly. The
 shadow filter (after Ochiai, Araseki & Ogihara, "Echo canceler with two echo path models", 1977) never gets that sure:
-it sees the first 80 ms at 4 kHz, with a large process noise. Where it leaves clearly less than the long filter does,
+it sees the first 160 ms at 4 kHz, with a large process noise. Where it leaves clearly less than the long filter does,
 the far end explains what that one takes for a talker. Its echo estimate itself is never heard, so it works on blocks of
 two hops at once, which halves its cost.
 
@@ -24,7 +24,7 @@ from echofree.model.adaptive import STATES, KalmanFilter
 from echofree.model.delay import LOW_RATE_HZ, TAPS
 
 HOPS = 2  # of a block
-SPAN_S = 0.08
+SPAN_S = 0.16  # with 96 ms it missed 4 of 20 changes of room
 TRANSITION = 0.96  # per block, as the next one
 PSD_SMOOTHING = 0.5
 LEVEL_S = 0.1  # time constant of the levels that are compared

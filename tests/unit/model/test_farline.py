@@ -77,20 +77,27 @@ def test_drift_is_told_within_some_ppm(hop: int, rng: np.random.Generator) -> No
         estimator.observe(pair[..., start : start + size], slot, state)
         estimator.update(due, state)
     told = estimator.drift_ppm(state).numpy()
-    assert (np.abs(told - np.array(drifts)) < 5 + 0.02 * np.abs(drifts)).all(), told  # the filter follows 10 by itself
+    assert (np.abs(told - np.array(drifts)) < 5 + 0.05 * np.abs(drifts)).all(), told  # the filter follows 10 by itself
     assert (state["rate"][:, 0] != 0).tolist() == [True, True, False, True, True]
 
 
 def test_a_changed_echo_path_is_learnt_again_at_once(rng: np.random.Generator) -> None:
-    """Two rooms one after the other, with the shadow filter and without its alarms."""
-    far = speech(rng, 9.0)
-    echoes = [echo_of(far, room(rng)) for _ in range(2)]
-    half = len(far) // 2
-    mic = np.concatenate([echoes[0][:half], echoes[1][half:]]) + 1e-6 * rng.standard_normal(len(far)).astype(np.float32)
-    error = FrontEnd(output="prior")(torch.tensor(mic[None]), torch.tensor(far[None]))["error"][0].numpy()
+    """Two rooms one after the other, five times."""
+    mics, fars = [], []
+    for _ in range(5):
+        far = speech(rng, 9.0)
+        old, new = (echo_of(far, room(rng)) for _ in range(2))
+        half = len(far) // 2
+        noise = 1e-6 * rng.standard_normal(len(far)).astype(np.float32)
+        mics.append(np.concatenate([old[:half], new[half:]]) + noise)
+        fars.append(far)
+    error = FrontEnd(output="prior")(torch.tensor(np.stack(mics)), torch.tensor(np.stack(fars)))["error"].numpy()
     at = half / RATE
-    assert reduction_db(mic, error, at - 1.0, at) > 15
-    assert reduction_db(mic, error, at + 1.5, at + 2.5) > 10
+    pairs = list(zip(mics, error, strict=True))
+    assert min(reduction_db(mic, left, at - 1.0, at) for mic, left in pairs) > 15
+    after = [reduction_db(mic, left, at + 1.5, at + 2.5) for mic, left in pairs]
+    assert np.median(after) > 12, after
+    assert min(after) > 5, after
 
 
 def test_shadow_alarms_at_a_change_and_not_at_a_talker(rng: np.random.Generator) -> None:
