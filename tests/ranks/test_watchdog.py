@@ -104,8 +104,10 @@ def hang(folder: Path, work: Callable[[World, Pulse], None], ranks: int = 2, tim
     began = time.monotonic()
     with pytest.raises(RanksFailed) as failure:
         run_ranks(body, ranks, timeout=timeout, init=False)
-    for report in failure.value.reports:  # between the ends of two ranks the later one may see the connection break
-        assert report == "died with exit code 1" or "Connection closed by peer" in report
+    reports = failure.value.reports
+    assert "died with exit code 1" in reports
+    for report in reports:  # between the ends of two ranks the later one may see the connection break, or its end
+        assert report in ("", "died with exit code 1") or "Connection closed by peer" in report
     assert time.monotonic() - began < 25
     return json.loads((folder / "logs" / "hang.json").read_text())
 
@@ -183,17 +185,18 @@ def test_a_single_process_whose_loader_is_stuck(tmp_path: Path) -> None:
 
 
 def test_waiting_for_a_slow_rank_is_no_hang(tmp_path: Path) -> None:
-    """Rank 1 takes three times the limit, but moves."""
+    """Rank 1 takes twice the limit and more, but moves."""
+    limit_s = 3.0  # a busy machine may hold a rank up for a second
 
     def body(rank: int, size: int) -> float:
         world = meet(rank, size)
         pulse = Pulse()
-        dog = watched(tmp_path, world, pulse)
+        dog = watched(tmp_path, world, pulse, limit_s)
         pulse.warm = True
         if rank == 1:
             for _ in range(10):
                 pulse.at("evaluate")
-                time.sleep(0.3)
+                time.sleep(0.7)
         pulse.at("gather")
         began = time.monotonic()
         world.sum([1.0])
@@ -203,7 +206,7 @@ def test_waiting_for_a_slow_rank_is_no_hang(tmp_path: Path) -> None:
         return waited
 
     waited = run_ranks(body, 2, init=False)
-    assert waited[0] > 2 * LIMIT_S
+    assert waited[0] > 2 * limit_s
     assert not (tmp_path / "logs" / "hang.json").exists()
 
 
