@@ -151,7 +151,7 @@ class Toy:
         return config
 
     def loop(self) -> Loop:
-        """A loop as `train.run_config` builds it, without what is only told to people."""
+        """A loop as `training.run_config` builds it, without what is only told to people."""
         torch.set_num_threads(1)  # for nets this small a second thread is only in the way
         config, world = self.config(), self.world
         data = self.data or ToyData(self.num_clips)

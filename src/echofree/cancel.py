@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from echofree import audio
-from echofree.errors import CheckpointError, ConfigError, DataError, UserError
+from echofree.errors import CheckpointError, ConfigError, DataError
 from echofree.live import FORMATS, Live, as_live, check_rate, is_artifact, pipe
-from echofree.verb import REQUIRED, Key, Words, composed, help_asked, parse, report, show_help, warn
+from echofree.verb import REQUIRED, Key, Words, composed, ending, help_asked, parse, show_help, warn
 
 if TYPE_CHECKING:
     import torch
@@ -67,16 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_help("cancel", KEYS, NOTES)
         return 0
     words = ["stream=true" if word == "--stream" else word for word in words]
-    try:
-        if "stream=true" in words:
-            return run_stream(parse(words, STREAM_KEYS))
-        run(parse([word for word in words if word != "stream=false"], KEYS))
-    except UserError as error:
-        return report(error)
-    except KeyboardInterrupt:
-        print("interrupted, nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    if "stream=true" in words:
+        return ending(lambda: run_stream(parse(words, STREAM_KEYS)))
+    words = [word for word in words if word != "stream=false"]
+    return ending(lambda: run(parse(words, KEYS)), "interrupted, nothing was written")
 
 
 def run(words: Words) -> None:

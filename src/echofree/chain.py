@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echofree.errors import ConfigError, EchoFreeError, ExitCode, UserError
-from echofree.verb import REQUIRED, Key, help_asked, parse, report, show_help
+from echofree.errors import ConfigError, ExitCode
+from echofree.verb import REQUIRED, Key, ending, help_asked, parse, show_help
 
 KEYS = {
     "recipe": Key(REQUIRED, "a file of experiments/ without .yaml, such as cloud_to_edge; also typed without recipe="),
@@ -57,16 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("chain", KEYS, NOTES)
         return 0
-    try:
-        return run(words)
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
+    return ending(lambda: run(words), "interrupted: the same command goes on")
 
 
 def run(words: list[str]) -> int:

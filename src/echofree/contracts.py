@@ -1,7 +1,8 @@
 """READ FIRST: the shapes in which the parts of EchoFree meet.
 
-A reader follows a run in six names: train.main -> train.run -> Loop.fit -> Loop.step -> strategy.run(task, ...)
--> optimizer.step. Everything a user plugs in satisfies one of the protocols below; nothing is inherited.
+A reader follows a run in six names: train.main -> training.run_config -> Loop.fit -> Loop.step ->
+strategy.run(task, ...) -> optimizer.step. Everything a user plugs in satisfies one of the protocols below; nothing is
+inherited.
 
 Legend: B batch, T samples, L frames, F bins, K bands. Audio is float32 in [-1, 1], mono, at the model's rate.
 """

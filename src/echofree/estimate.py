@@ -26,7 +26,7 @@ from echofree.rehearsal import Rehearsal, longest_samples
 from echofree.sizing import SMALL, Size, asked, share
 
 if TYPE_CHECKING:
-    from echofree.train import Parts
+    from echofree.parts import Parts
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echofree.errors import ConfigError, DataError, EchoFreeError, ExitCode, UserError
-from echofree.verb import Key, Words, composed, help_asked, parse, report, show_help, warn
+from echofree.errors import ConfigError, DataError, EchoFreeError
+from echofree.verb import Key, Words, composed, ending, help_asked, parse, show_help, warn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,17 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("evaluate", KEYS, NOTES)
         return 0
-    try:
-        run(parse(words, KEYS, GROUPS))
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted, nothing was written", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
-    return 0
+    return ending(lambda: run(parse(words, KEYS, GROUPS)), "interrupted, nothing was written")
 
 
 def run(words: Words) -> None:
@@ -85,11 +75,11 @@ def run(words: Words) -> None:
     import torch
 
     from echofree.listen import write_listening
+    from echofree.process import num_threads
     from echofree.progress import Progress
     from echofree.score import score, summarise
     from echofree.scorefile import write_scores
     from echofree.scoretable import table, tell
-    from echofree.train import num_threads
 
     rivals = take_rivals(words)
     names = metric_names(words.names("metrics"))

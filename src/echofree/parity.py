@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echofree.errors import ConfigError, EchoFreeError, ExitCode, UserError
-from echofree.verb import Key, Words, help_asked, parse, report, show_help
+from echofree.verb import Key, Words, ending, help_asked, parse, report, show_help
 
 if TYPE_CHECKING:
     from echofree.config.compose import Composed
@@ -106,22 +106,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return report(error)
     composed = main_config([word for word in words if word not in own])
-    try:
-        return run(asked, composed)
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    return ending(lambda: run(asked, composed))
 
 
 def run(asked: Words, composed: Composed) -> int:
     """Everything in order: the cases, the reference, the others, the comparison, the files."""
-    from echofree import train
+    from echofree.parts import build
 
     if composed.resumed:
         raise ConfigError("parity trains new runs. Leave resume= out")
-    parts = train.build(composed.config)
+    parts = build(composed.config)
     norms = _batch_norms(parts.model)
     uneven = asked.switch("parity.uneven") if asked["parity.uneven"] != "auto" else not norms
     found, left_out = cases(asked, composed.config, parts.model)

@@ -37,6 +37,13 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def num_threads(ranks: int, workers: int) -> int:
+    """Intra-op threads of a rank: its share of the cores that this process may use, less one that its loader workers
+    keep busy. Two threads that wait for one core cost far more than they bring: small operations take up to ten times
+    as long."""
+    return max(1, num_cores() // ranks - (1 if workers else 0))
+
+
 def children(parent: int) -> list[int]:
     """Direct children, those of every thread."""
     found: list[int] = []

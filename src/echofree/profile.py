@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from echofree.errors import ConfigError, UserError
-from echofree.verb import Key, help_asked, parse, report, show_help
+from echofree.verb import Key, ending, help_asked, parse, report, show_help
 
 if TYPE_CHECKING:
     from echofree.loop import Loop, Outcome
@@ -45,21 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return report(error)
     composed = main_config([word for word in words if word not in own])
-    try:
-        if composed.resumed:
-            raise ConfigError("profile measures a new run. Leave resume= out")
-        return _estimate(composed) if only_estimate else _start(composed, steps)
-    except UserError as error:
-        return report(error)
+    return ending(lambda: run(composed, steps, only_estimate))
+
+
+def run(composed: Any, steps: int, only_estimate: bool) -> int:
+    """-> the exit code"""
+    if composed.resumed:
+        raise ConfigError("profile measures a new run. Leave resume= out")
+    return _estimate(composed) if only_estimate else _start(composed, steps)
 
 
 def _estimate(composed: Any) -> int:
-    from echofree import train
     from echofree.dist.local import how_many
     from echofree.estimate import estimate
+    from echofree.parts import build
 
     config = composed.config
-    parts = train.build(config)
+    parts = build(config)
     dist = config.dist
     count = 1 if dist.name.value == "single" else how_many(dist.num_procs, config.train.device) * dist.num_nodes
     device = "cuda" if config.train.device == "cuda" or (config.train.device == "auto" and _has_cuda()) else "cpu"

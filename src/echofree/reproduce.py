@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echofree import rundir
-from echofree.errors import ConfigError, DataError, EchoFreeError, ExitCode, UserError
-from echofree.verb import REQUIRED, Key, Words, help_asked, parse, report, show_help, warn
+from echofree.errors import ConfigError, DataError, ExitCode
+from echofree.verb import REQUIRED, Key, Words, ending, help_asked, parse, show_help, warn
 
 if TYPE_CHECKING:
     from echofree.dist.local import Ended
@@ -65,13 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("reproduce", KEYS, NOTES)
         return 0
-    try:
-        return run(parse(words, KEYS))
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    return ending(lambda: run(parse(words, KEYS)))
 
 
 def run(words: Words) -> int:

@@ -1,5 +1,5 @@
-"""python -m echofree.train: compose, check, freeze, launch; and `run`, which builds everything in order, on one
-page."""
+"""python -m echofree.train: compose, check, freeze, launch, meet the other ranks, tell how it ended. What a rank does
+in between is `training.run_config`."""
 
 from __future__ import annotations
 
@@ -7,36 +7,32 @@ import gc
 import json
 import logging
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echofree.errors import (
     ConfigError,
-    DataError,
     EchoFreeError,
     ExitCode,
     Interrupted,
-    OutOfMemory,
     Preempted,
     UserError,
 )
-from echofree.process import num_cores
+from echofree.parts import Parts, build, check_fit
 from echofree.slurm import again, env, guard
+from echofree.training import choose_device, run_config
 
 if TYPE_CHECKING:
     import torch
 
     from echofree.config.compose import Composed
     from echofree.dist.local import Ended
-    from echofree.dist.watchdog import Pulse
     from echofree.dist.world import World
     from echofree.log import Position, RankLog
-    from echofree.loop import Loop, Outcome
+    from echofree.loop import Outcome
     from echofree.rundir import RunDir
 
 log = logging.getLogger("echofree")
@@ -291,7 +287,7 @@ def _agree(config: Any, world: World, decide: Callable[[], Path | int] | None = 
         if world.source == "slurm":
             _join_step(config, world)
         else:
-            _join(config.dist, world, _device(config.train.device, world))
+            _join(config.dist, world, choose_device(config.train.device, world))
         # a user error of rank 0 must reach all, or the others would wait for its decision
         answer: Any = None
         if world.is_first and decide is not None:
@@ -327,7 +323,7 @@ def _join_step(config: Any, world: World) -> None:
             config.train.device,
         )  # fmt: skip
         world.met = step.lead(world.task, settings)
-    device = _device(settings.device, world)
+    device = choose_device(settings.device, world)
     backend = choose_backend(settings.backend, device)
     join(world, backend, device, settings.start_timeout_s, settings.timeout_s, settings.init_method)
 
@@ -434,7 +430,7 @@ def run_joined(
     """Meets the other ranks, runs, and leaves the group in the order that gloo needs: model freed, then destroyed."""
     from echofree.dist.watchdog import Pulse, Watchdog
 
-    device = _device(config.train.device, world)
+    device = choose_device(config.train.device, world)
     if not joined:
         _join(config.dist, world, device)
     pulse = Pulse()
@@ -458,305 +454,6 @@ def begun(run: RunDir) -> bool:
     from echofree import checkpoint
 
     return bool(run.facts.get("resume")) and bool(checkpoint.complete(run.checkpoints))
-
-
-@dataclass
-class Parts:
-    """What a config names: the corpus, the model and the task."""
-
-    source: Any
-    model: torch.nn.Module
-    task: Any
-    parent: dict[str, Any] | None = None  # whose weights the model has
-    frozen: list[str] = field(default_factory=list)  # names of the weights that stay
-
-
-def build(config: Any, again: bool = False) -> Parts:
-    """Builds the open groups.
-
-    Args:
-        again: a checkpoint of this run will be loaded, so that those of its parent aren't needed any more.
-
-    Raises:
-        UserError: a missing folder, no clips, arguments that don't fit together.
-    """
-    import torch
-
-    from echofree.config.build import build_data, build_model, build_task
-    from echofree.inherit import freeze, load_parent, unused
-
-    torch.manual_seed(config.seed)  # the same weights on every rank
-    source = build_data(config, training=True)
-    train = source.split("train")
-    if train is None or len(train) == 0:
-        raise DataError(
-            "the data has no clips to train on; left out: "
-            + "; ".join(f"{what}: {value}" for what, value in source.survey())
-            + ". Name another data.root"
-        )
-    model = build_model(config)
-    parent = load_parent(config.init_from, model) if config.init_from and not again else None
-    frozen = freeze(model, config.optim.freeze)
-    names = [name for name, _ in model.named_parameters()]
-    unused([word.rpartition(":")[0] for word in config.optim.lr_by_part], names, "optim.lr_by_part")
-    if config.export.targets:
-        from echofree.export.after import check_model
-
-        check_model(model)
-    task = build_task(config)
-    if hasattr(task, "check_model"):
-        task.check_model(model)
-    return Parts(source, model, task, parent, frozen)
-
-
-def check_fit(config: Any, model: torch.nn.Module, size: int) -> None:
-    """Whether `size` ranks can share the model out as `dist` asks.
-
-    Raises:
-        ConfigError: all reasons why not.
-    """
-    from echofree import recompute
-    from echofree.dist import fit
-
-    found = fit.problems(config.dist, model, size)
-    if config.train.activation_checkpointing:
-        found += recompute.problems(model)
-    if found:
-        raise ConfigError(found)
-
-
-def num_threads(ranks: int, workers: int) -> int:
-    """Intra-op threads of a rank: its share of the cores that this process may use, less one that its loader workers
-    keep busy. Two threads that wait for one core cost far more than they bring: small operations take up to ten times
-    as long."""
-    return max(1, num_cores() // ranks - (1 if workers else 0))
-
-
-def run_config(
-    config: Any,
-    run: RunDir,
-    world: World,
-    device: torch.device,
-    position: Position,
-    rank_log: RankLog,
-    pulse: Pulse,
-    parts: Parts,
-) -> Outcome:
-    """The whole run, in order."""
-    import numpy as np
-    import torch
-
-    from echofree.banner import banner
-    from echofree.config import frozen
-    from echofree.config.build import build_model
-    from echofree.data.loader import Plan, TrainLoader
-    from echofree.dist.strategy import Amp, build_strategy
-    from echofree.final import final_scores, write_page
-    from echofree.follow import follow
-    from echofree.forgetting import build_guard
-    from echofree.inherit import hold_statistics, tell
-    from echofree.logger.build import build_logger
-    from echofree.loop import Loop
-    from echofree.model.count import describe
-    from echofree.optim import build_optimizer
-    from echofree.profile import measure
-    from echofree.recompute import recompute
-    from echofree.rehearsal import Rehearsal, dry_run, longest_samples, wants_dry_run
-    from echofree.restart import go_on
-    from echofree.sizing import settle
-    from echofree.stop import FILE as STOP_FILE
-    from echofree.stop import StopFlag, seconds
-
-    stop = StopFlag(seconds(config.train.max_time), run.folder / STOP_FILE)
-    stop.install()
-    torch.set_num_threads(config.dist.threads or num_threads(world.local_size, config.data.num_workers))
-    settle_algorithms(config.train.deterministic)
-
-    source, task, model = parts.source, parts.task, parts.model.to(device)
-    train, valid = source.split("train"), source.split("valid")
-    about = describe(model) if world.is_first else ""  # before the strategy: afterwards no rank may call it alone
-    if config.train.activation_checkpointing:
-        recompute(model)
-    amp = Amp(config.train.precision.value, device)
-    strategy = build_strategy(config.dist, model, amp, world)
-    own_seed = config.seed * 1_000_003 + strategy.random_rank + 1  # other dropout for other clips
-    torch.manual_seed(own_seed)
-    random.seed(own_seed)
-    np.random.seed(own_seed % 2**32)
-    if config.train.compile:
-        compile_model(model)
-
-    def rehearsal() -> Rehearsal:
-        return Rehearsal(config, strategy, task, device, train.sample_rate, longest_samples(train))
-
-    before = world.from_first(run.facts.get("step_size") if world.is_first else None)
-    size = settle(config, world, strategy, amp, rehearsal, before)
-    config = size.applied(config)  # what was found stands in run.json, the frozen config stays as it was typed
-    plan = Plan(len(train), size.batch_size, size.accumulation, strategy.data_size, config.seed)
-    held = hold_statistics(strategy.bare) if parts.frozen else 0
-    optimizer = build_optimizer(config.optim, strategy.parameters, strategy.named())
-    logger = build_logger(config.logger, run.folder, log.info) if world.is_first else None
-
-    def make_loader(start: tuple[int, int]) -> TrainLoader:
-        workers = (config.data.num_workers, config.data.prefetch_factor)
-        return TrainLoader(train, plan, strategy.data_rank, config.train.epochs, start, *workers, device.type == "cuda")
-
-    loop = Loop(
-        config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, position, stop, device,
-        rank_log, pulse
-    )  # fmt: skip
-    loop.guard = build_guard(config, source, run)
-    fingerprint = source.fingerprint()
-    go_on(loop, run, fingerprint)
-    enough_space(loop, run)
-    run.note(
-        status="running", start=time.time(), end=None, error=None, data_fingerprint=fingerprint, pid=os.getpid(),
-        world={
-            "size": world.size, "hosts": world.hosts, "backend": world.backend, "source": world.source,
-            "device": str(device), "threads": torch.get_num_threads(),
-        },
-        step_size=size.note(), total_steps=loop.total_steps, **(task.facts() if hasattr(task, "facts") else {}),
-        **({"parent": parts.parent} if parts.parent else {}),
-    )  # fmt: skip
-    if world.is_first:
-        banner(config, run, world, device, about, source, plan, loop)
-        tell(parts.parent, parts.frozen, held, len(list(strategy.bare.parameters())))
-    if logger is not None:
-        logger.start(run.facts, frozen.freeze(config))
-    status = "failed"
-    try:
-        if wants_dry_run(config.train, device):
-            dry_run(loop, rehearsal())
-        profile_steps = run.facts.get("profile_steps")
-        if asked := run.facts.get("parity"):
-            outcome = follow(loop, asked["reference"])
-        else:
-            outcome = measure(loop, profile_steps) if profile_steps else loop.fit()
-        status = outcome.status
-        if loop.guard is not None and outcome.status != "preempted" and not profile_steps:
-            status = "failed"  # unless the old data's scores held
-            loop.guard.end(loop.state.best, config.init_from)
-            status = outcome.status
-        pulse.at("end")
-        pulse.warm = False  # what rank 0 still has to do may take its time
-        if outcome.status != "preempted" and config.train.final_test and not profile_steps:
-            bar = loop.bar(None, "test clips")
-            # shards can't be called clip by clip: then every rank scores its clips with a model of its own
-            scored = strategy.bare if strategy.whole else build_model(config).to(device)
-
-            def scored_one(n: int) -> None:
-                bar.update(n)
-                pulse.at("score")
-
-            final_scores(config, scored, source, run, world, str(device), scored_one)
-            bar.close()
-        if outcome.status != "preempted" and config.export.targets:
-            from echofree.export.after import export_best
-
-            status = "failed"  # unless every artifact agrees with its model
-            run.note(best=loop.state.best, steps=loop.state.step)
-            export_best(config.export, run, world, lambda: pulse.at("export"))
-            status = outcome.status
-    except (RuntimeError, MemoryError) as error:
-        if text := _without_memory(error, loop):
-            raise OutOfMemory(text) from error
-        raise
-    finally:
-        if logger is not None:
-            logger.finish(status)
-        if world.source == "alone":  # a rank is asked to leave again and again, also while it says why it failed
-            stop.restore()
-    peaks = [round(peak) for peak in loop.peaks_mb]
-    run.note(
-        status=outcome.status, end=time.time(), best=loop.state.best, steps=loop.state.step, peak_mem_mb=peaks
-    )  # fmt: skip
-    if world.is_first and len(peaks) > 1:
-        log.info("peak memory by rank: %s MB", ", ".join(map(str, peaks)))
-    if world.is_first:
-        log.info("%s: %s. Run directory: %s", outcome.status, outcome.why, os.path.relpath(run.folder))
-        if outcome.status != "preempted" and not profile_steps:
-            write_page(run)
-    return outcome
-
-
-def compile_model(model: torch.nn.Module) -> None:
-    """torch.compile in place, but for the methods that a part names in `eager`: those are better run as they are."""
-    import torch
-
-    for part in model.modules():
-        for name in getattr(part, "eager", ()):
-            setattr(part, name, torch.compiler.disable(getattr(part, name)))
-    model.compile()
-
-
-def settle_algorithms(everything: bool) -> None:
-    """Deterministic algorithms: those that cost little always, all of them when asked. What a GPU adds up in any order
-    (scatter, some gradients) then raises or takes a slower way."""
-    import torch
-
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    if everything:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-    if everything or torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(everything)  # imports the compiler, half a second
-
-
-def enough_space(loop: Loop, run: RunDir) -> None:
-    """Whether the disk holds all that the rest of the run will keep; a whole night earlier than the first save that
-    doesn't fit.
-
-    Raises:
-        UserError: it doesn't, on every rank; with checkpoint.on_full=wait it is only told.
-    """
-    from echofree import checkpoint, space
-    from echofree.config.schema import OnFull
-
-    why = ""
-    if loop.world.is_first:
-        there = checkpoint.complete(run.checkpoints)
-        count = space.count(loop.config, loop.total_steps, loop.plan.steps_per_epoch) - len(there)
-        files = (8 + loop.world.size) * max(count, 1)
-        why = space.problem(run.checkpoints, loop.checkpoint_bytes * max(count, 1), files)
-        why = why and f"the {max(count, 1)} checkpoints that this run still adds don't fit: {why}"
-    why = loop.world.from_first(why)
-    if why and loop.config.checkpoint.on_full is OnFull.stop:
-        raise UserError(
-            f"{why}. Free some, type output_root=<dir on a bigger disk>, or keep fewer: checkpoint.keep_last=1. "
-            "checkpoint.on_full=wait starts anyway and waits for space"
-        )
-    if why:
-        log.warning("%s", why)
-
-
-def _without_memory(error: RuntimeError | MemoryError, loop: Loop) -> str:
-    """What to say when `error` means that memory has run out; "" when it means something else."""
-    from echofree import oom
-
-    rank, step = loop.world.rank, loop.state.step + 1
-    if oom.is_out_of_memory(error):
-        size = loop.strategy.data_size
-        return oom.describe(error, loop.config, rank, step, loop.pulse.phase, loop.shapes, loop.device, size)
-    if oom.is_killed_worker(error):
-        return oom.describe_worker(error, loop.config, rank, step)
-    return ""
-
-
-def _device(asked: str, world: World) -> torch.device:
-    import torch
-
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UserError(f"train.device={asked}, but torch finds no CUDA device here. Type train.device=cpu")
-    if world.local_rank >= torch.cuda.device_count():
-        raise UserError(
-            f"local rank {world.local_rank} needs an own GPU, but this machine shows {torch.cuda.device_count()}. Type "
-            f"dist.num_procs={torch.cuda.device_count()}"
-        )
-    device = torch.device("cuda", world.local_rank)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _join(dist: Any, world: World, device: torch.device) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from echofree.errors import ConfigError, UserError
+from echofree.errors import ConfigError, EchoFreeError, ExitCode, UserError
 
 REQUIRED = "???"
 
@@ -144,6 +144,25 @@ def report(error: UserError) -> int:
     problems = error.problems if isinstance(error, ConfigError) else [str(error)]
     print(*problems, sep="\n", file=sys.stderr, flush=True)
     return int(error.exit_code)
+
+
+def ending(work: Callable[[], int | None], interrupted: str = "interrupted") -> int:
+    """Does a verb's work and turns what it raises into the exit code that is promised, with the text and no traceback.
+
+    Args:
+        work: -> an exit code; None: done.
+        interrupted: what Ctrl-C is answered with.
+    """
+    try:
+        return work() or int(ExitCode.DONE)
+    except UserError as error:
+        return report(error)
+    except EchoFreeError as error:
+        print(error, file=sys.stderr, flush=True)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr, flush=True)
+        return int(ExitCode.INTERRUPTED)
 
 
 def warn(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 from collections.abc import Callable
@@ -17,7 +18,8 @@ SHORT = ["debug=quick", "data.num_train=16", "data.num_valid=2", "data.num_worke
 SHORT += ["train.batch_size=2", "train.device=cpu", "optim.warmup_steps=0"]
 
 
-def run(cli: Callable[..., Any], mark: str, folder: Path, *more: str) -> None:
+def run(cli: Callable[..., Any], mark: str, folder: Path, *more: str) -> list[str]:
+    """-> the states of all jobs of all sweeps that the commands have made"""
     for name, text in BLOCK.findall(TEXT):
         if name.startswith("file: "):
             path = folder / name.removeprefix("file: ")
@@ -31,16 +33,19 @@ def run(cli: Callable[..., Any], mark: str, folder: Path, *more: str) -> None:
         result = cli(verb, *words, *short, cwd=folder, timeout=280)
         # at the point where it stands, nothing is left to cancel or to start again
         assert result.returncode == 0, f"{line}\n{result.text[-6000:]}"
+    tables = [csv.DictReader(path.open()) for path in sorted(folder.glob("multirun/**/sweep.csv"))]
+    return [row["state"] for table in tables for row in table]
 
 
 @pytest.mark.slow
 def test_on_this_machine(cli: Callable[..., Any], tmp_path: Path) -> None:
-    run(cli, "run: local", tmp_path)
+    assert run(cli, "run: local", tmp_path) == 6 * ["done"]  # two sweeps, of four jobs and of two
 
 
 @pytest.mark.slurm
 def test_on_a_cluster(cli: Callable[..., Any], tmp_path: Path) -> None:
-    run(cli, "run: slurm", tmp_path, "hydra.launcher.timeout_min=30")
+    states = run(cli, "run: slurm", tmp_path, "hydra.launcher.timeout_min=30")
+    assert states == 5 * ["done"]  # three sweeps: of two jobs, of one, of two
 
 
 @pytest.mark.slow

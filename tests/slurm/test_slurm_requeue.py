@@ -86,7 +86,8 @@ def test_requeued_by_hand(submit: Callable[..., Job], unbroken: list[tuple[int, 
     job.reaches(10)
     ask("scontrol", "requeue", job.number)
     goes_on(job)
-    is_whole(job, unbroken, {"requeue": 1})
+    record = is_whole(job, unbroken, {"requeue": 1})
+    assert [stop["kind"] for stop in record["stops"]] == ["requeue"]
 
 
 def test_a_node_is_lost(submit: Callable[..., Job], unbroken: list[tuple[int, float]]) -> None:

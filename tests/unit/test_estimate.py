@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from echofree import train
 from echofree.config.compose import compose
 from echofree.dist.strategy import Amp, Single
 from echofree.estimate import estimate
 from echofree.meter import MB, Meter
+from echofree.parts import build
 from echofree.rehearsal import Rehearsal
 
 SMALL = ["data.segment_s=0.5", "data.num_train=64", "data.num_valid=0", "data.num_test=0"]
@@ -53,7 +53,7 @@ def test_meter_sees_the_backward_pass() -> None:
 def test_scaled_from_few_clips_is_what_many_take(words: list[str]) -> None:
     """Within 1 %: 12 clips counted against 2 and 3 scaled."""
     config = compose([*BASE, NARROW, "train.batch_size=12", *words]).config
-    parts = train.build(config)
+    parts = build(config)
     told = estimate(config, parts, 1, "cuda")
     strategy = Single(parts.model, Amp("fp32", CPU))  # recomputing already, where asked
     trial = Rehearsal(config, strategy, parts.task, CPU, 16000, 8000)
@@ -65,7 +65,7 @@ def test_scaled_from_few_clips_is_what_many_take(words: list[str]) -> None:
 
 def rows(words: list[str], ranks: int) -> dict[str, float]:
     config = compose([*BASE, NARROW, "train.batch_size=4", *words]).config
-    return {what: mb for what, mb, _ in estimate(config, train.build(config), ranks, "cuda").rows}
+    return {what: mb for what, mb, _ in estimate(config, build(config), ranks, "cuda").rows}
 
 
 def test_strategies_share_out() -> None:

@@ -215,9 +215,13 @@ def test_a_start_is_patient_with_somebody_who_asks(run: RunDir) -> None:
     fd = os.open(run.folder / ".lock", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
         pool.submit(lambda: (time.sleep(0.1), os.close(fd)))
         run.lock()
+        assert time.monotonic() - began >= 0.1  # not before the other has left
+    assert rundir.is_alive(run.folder)
     run.unlock()
+    assert not rundir.is_alive(run.folder)
 
 
 # --- facts, metrics, failures ---------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_named_files_and_names_exist() -> None:
             assert hasattr(importlib.import_module(home), last), f"{page.name}: {name}"
         for span in spans:
             key = re.match(r"((?:train|optim|dist|checkpoint|logger)\.[\w.]+)(=|$)", span)
-            spoken = ("train.main", "train.run_config")
+            spoken = ("train.main", "training.run_config")
             assert key is None or key[1] in keys or span in spoken, f"{page.name}: {span} is no key"
 
 

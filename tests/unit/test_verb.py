@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echofree.errors import ConfigError
-from echofree.verb import REQUIRED, Key, parse
+from echofree.errors import ConfigError, EchoFreeError
+from echofree.verb import REQUIRED, Key, ending, parse
 
 KEYS = {"mic": Key(REQUIRED, "the microphone"), "limit": Key("null", "how many"), "names": Key("a,b", "which")}
 
@@ -50,3 +50,26 @@ def test_wrong_values():
         words.number("limit")
     with pytest.raises(ConfigError, match="true or false"):
         words.switch("mic")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (None, 0, ""),
+        (ConfigError(["a=1: give 2", "b is missing"]), 2, "a=1: give 2\nb is missing\n"),
+        (EchoFreeError("the run failed"), 1, "the run failed\n"),
+        (KeyboardInterrupt(), 130, "nothing was written\n"),
+    ],
+)
+def test_every_end_has_its_exit_code_and_no_traceback(
+    error: BaseException | None, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> None:
+        if error is not None:
+            raise error
+
+    assert ending(work, "nothing was written") == code
+    assert capsys.readouterr().err == text
+    assert ending(lambda: 75) == 75
+    with pytest.raises(ZeroDivisionError):  # a fault of ours keeps its traceback
+        ending(lambda: 1 // 0)

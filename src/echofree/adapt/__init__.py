@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from echofree.errors import ConfigError, DataError, EchoFreeError, ExitCode, UserError
-from echofree.verb import REQUIRED, Key, Words, composed, help_asked, parse, report, show_help
+from echofree.errors import ConfigError, DataError, ExitCode
+from echofree.verb import REQUIRED, Key, Words, composed, ending, help_asked, parse, show_help
 
 KEYS = {
     "checkpoint": Key(REQUIRED, "a run directory (its best weights) or one of its checkpoints"),
@@ -46,16 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("adapt", KEYS, NOTES)
         return 0
-    try:
-        return run(parse(words, KEYS, GROUPS))
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted, nothing was written", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
+    return ending(lambda: run(parse(words, KEYS, GROUPS)), "interrupted, nothing was written")
 
 
 def number(words: Words, key: str, least: float) -> float:
@@ -79,7 +70,7 @@ def run(words: Words) -> int:
     from echofree.adapt import judge, listen, method
     from echofree.checkpoint import find, load_model, run_of
     from echofree.config.frozen import freeze
-    from echofree.train import num_threads
+    from echofree.process import num_threads
 
     torch.set_num_threads(num_threads(1, 1))  # as evaluate: a thread that waits for a core costs most
     numbers = {key: number(words, key, 0.0) for key in ("min_gain", "max_drop", "min_s", "lr", "replay", "seed")}

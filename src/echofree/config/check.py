@@ -320,7 +320,8 @@ def _device(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
 
 
 def _task(config: DictConfig, choices: Mapping[str, str]) -> Iterator[str]:
-    if choices.get("task") != "quantise":
+    task = config._get_node("task")  # by its class: a task file of one's own may name it too
+    if not isinstance(task, DictConfig) or task.get("_target_") != "echofree.task.quantise.QuantAware":
         return
     if config.dist.name not in (StrategyKind.single, StrategyKind.ddp):
         yield (

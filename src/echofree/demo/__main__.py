@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from echofree.demo import package
 from echofree.demo.folder import build, exported, usable
-from echofree.errors import ConfigError, EchoFreeError, UserError
-from echofree.verb import Key, Words, help_asked, parse, report, show_help
+from echofree.errors import ConfigError, EchoFreeError
+from echofree.verb import Key, Words, ending, help_asked, parse, show_help
 
 KEYS = {
     "checkpoint": Key("none", "a run directory (its best weights), one of its checkpoints, or linear; exported first"),
@@ -32,17 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("demo", KEYS, NOTES)
         return 0
-    try:
-        run(parse(words, KEYS))
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return ending(lambda: run(parse(words, KEYS)))
 
 
 def run(words: Words) -> None:

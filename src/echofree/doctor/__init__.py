@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from echofree.errors import ConfigError, UserError
-from echofree.verb import Key, Words, composed, help_asked, parse, report, show_help
+from echofree.errors import ConfigError
+from echofree.verb import Key, Words, composed, ending, help_asked, parse, show_help
 
 KEYS = {"format": Key("table", "table | json")}
 # What a run of these settings would start here is compared with what is here.
@@ -30,12 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("doctor", KEYS, NOTES)
         return 0
-    try:
-        return run(parse(words, KEYS, GROUPS))
-    except UserError as error:
-        return report(error)
-    except KeyboardInterrupt:
-        return 130
+    return ending(lambda: run(parse(words, KEYS, GROUPS)))
 
 
 def run(words: Words) -> int:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from echofree.errors import EchoFreeError, UserError
-from echofree.verb import REQUIRED, Key, Words, composed, help_asked, parse, report, show_help
+from echofree.verb import REQUIRED, Key, Words, composed, ending, help_asked, parse, show_help
 
 KEYS = {
     "checkpoint": Key(REQUIRED, "a run directory (its best weights), one of its checkpoints, or linear"),
@@ -28,16 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if help_asked(words):
         show_help("export", KEYS, NOTES)
         return 0
-    try:
-        return run(parse(words, KEYS, ("export",)))
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return ending(lambda: run(parse(words, KEYS, ("export",))))
 
 
 def run(words: Words) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echofree.errors import ConfigError, EchoFreeError, ExitCode, UserError
+from echofree.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from echofree.config.compose import Composed
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The verb. -> the exit code"""
-    from echofree.config.compose import main_config, report
+    from echofree.config.compose import main_config
     from echofree.config.help import verb_help
-    from echofree.verb import help_asked
+    from echofree.verb import ending, help_asked
 
     words = list(sys.argv[1:] if argv is None else argv)
     if help_asked(words):
@@ -32,16 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("federate runs one training at a time: leave -m out", file=sys.stderr)
         return int(ExitCode.USER)
     composed = main_config(words)
-    try:
-        return run(composed)
-    except UserError as error:
-        return report(error)
-    except EchoFreeError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return int(ExitCode.INTERRUPTED)
+    return ending(lambda: run(composed))
 
 
 def run(composed: Composed) -> int:

@@ -29,7 +29,7 @@ def run(config: Any) -> int:
         EchoFreeError: no server for longer than federated.wait_s.
     """
     from echofree.config import frozen
-    from echofree.train import num_threads
+    from echofree.process import num_threads
 
     settings = config.federated
     roots = None if settings.insecure else certificate.read(settings.certificates, (certificate.CA,))[0]

@@ -102,11 +102,11 @@ def run(config: Any, run_dir: Path) -> int:
 
 
 def _run(config: Any, directory: Any, world: Any, position: Any, stop: StopFlag) -> int:
-    from echofree import train
     from echofree.dist.watchdog import Pulse
+    from echofree.parts import build
     from echofree.saver import Saver
 
-    parts = train.build(config)
+    parts = build(config)
     plan = exchange.plan(parts.model, config.federated.keep_local)
     if config.federated.noise > 0 and plan.statistics:
         raise ConfigError(

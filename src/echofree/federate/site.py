@@ -88,14 +88,15 @@ class Site:
     """
 
     def __init__(self, config: Any, folder: Path, run_dir: Path | None, threads: int):
-        from echofree import train
         from echofree.inherit import hold_statistics
+        from echofree.parts import build
+        from echofree.training import choose_device, settle_algorithms
 
         torch.set_num_threads(threads)
-        train.settle_algorithms(config.train.deterministic)
+        settle_algorithms(config.train.deterministic)
         self.config, self.folder, self.run_dir = config, folder, run_dir
-        self.parts = train.build(config)
-        self.device = train._device(config.train.device, _alone())
+        self.parts = build(config)
+        self.device = choose_device(config.train.device, _alone())
         self.model = self.parts.model.to(self.device)
         if self.parts.frozen:
             hold_statistics(self.model)

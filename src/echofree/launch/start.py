@@ -197,6 +197,7 @@ def refuse_other(composed: Composed) -> None:
 def check_jobs(jobs: Sequence[Job]) -> list[str]:
     """Values, signatures, and what is built: data and model of each kind once. A problem that several jobs have is
     told once, with the first job that has it."""
+    from echofree import parts as built
     from echofree import train
     from echofree.config import build, check, frozen, override
 
@@ -215,11 +216,11 @@ def check_jobs(jobs: Sequence[Job]) -> list[str]:
             tried.add(text)
             try:
                 build.check(config)
-                model = train.build(config).model
+                model = built.build(config).model
                 if job.settings.get("nodes") is None:
-                    train.check_fit(config, model, train.num_ranks(config))
+                    built.check_fit(config, model, train.num_ranks(config))
                 else:
-                    train.check_fit(config, model, int(job.settings["nodes"]) * int(job.settings["tasks_per_node"]))
+                    built.check_fit(config, model, int(job.settings["nodes"]) * int(job.settings["tasks_per_node"]))
             except ConfigError as error:
                 problems = error.problems
             except UserError as error:

@@ -150,9 +150,9 @@ class Shadow(nn.Module):
             rest = (line.unfold(-1, TAPS - 1 + self.hop_samples, self.hop_samples) @ self.decimator).flatten(1)
             learning = learn * state["held_learn"]
             alarms = self._compare(heard.mic[:, block], far, rest, adapt, learning, floor, state)
-            for name, value in before.items():
-                _keep(state[name], state[name].clone(), due, value)
             if due is not None:
+                for name, value in before.items():
+                    _keep(state[name], value, ~due)  # the others stay as they were
                 alarms = alarms[0] * due, alarms[1] * due
         state["held_error"].copy_(left)
         state["held_learn"].copy_(learn)
@@ -185,9 +185,9 @@ class Shadow(nn.Module):
         return alarm, alarm * (main > mic_level)
 
 
-def _keep(target: Tensor, new: Tensor, due: Tensor | None, old: Tensor | None = None) -> None:
-    """Writes `new` into target where a stream is due; the others keep `old`, or else what target holds."""
+def _keep(target: Tensor, new: Tensor, due: Tensor | None) -> None:
+    """Writes `new` into target where a stream is due; None: everywhere."""
     if due is None:
         target.copy_(new)
     else:
-        target.copy_(torch.where(due.view(-1, *[1] * (new.ndim - 1)), new, target if old is None else old))
+        target.copy_(torch.where(due.view(-1, *[1] * (new.ndim - 1)), new, target))

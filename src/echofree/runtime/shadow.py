@@ -61,8 +61,8 @@ class Shadow:
             line[row, keep:] = wave
         np.matmul(line, self._decimator, out=low[:, self.phase * self.low_hop : (self.phase + 1) * self.low_hop])
         line[:, :keep] = line[:, self.hop :]
+        self.held_learn = learn and (self.phase == 0 or self.held_learn)  # of all hops of a block
         self.phase = (self.phase + 1) % self.hops
-        self.held_learn = learn if self.phase == 1 else self.held_learn and learn
         if self.phase:
             return False, False
         learn = self.held_learn

@@ -124,10 +124,8 @@ def quantised_weights(model: nn.Module, keep: Sequence[str]) -> dict[str, Tensor
 
 def round_weight(weight: Tensor) -> Tensor:
     """[outputs, ...] with 256 values per output between its smallest and its largest one, 0 among them."""
-    flat = weight.detach().flatten(1)
-    return _through(
-        weight, flat.amin(1).view(-1, *[1] * (weight.ndim - 1)), flat.amax(1).view(-1, *[1] * (weight.ndim - 1))
-    )
+    flat, shape = weight.detach().flatten(1), (-1, *[1] * (weight.ndim - 1))
+    return _through(weight, flat.amin(1).view(shape), flat.amax(1).view(shape))
 
 
 def round_frames(x: Tensor) -> Tensor:

@@ -37,6 +37,8 @@ def composer() -> Composer:
         (["resume_allow=[optim.lr]"], ["resume_allow", "resume="]),
         (["seed=-1"], ["seed=-1", "from 0"]),
         (["name=a/b"], ["name=a/b", "folder"]),
+        (["task=quantise", "dist=fsdp", "dist.num_procs=2"], ["task=quantise", "dist=fsdp", "Type: dist=ddp"]),
+        (["task=quantise", "train.compile=true"], ["task=quantise", "train.compile=false"]),
         (["train.device=tpu"], ["train.device=tpu", "auto | cpu | cuda"]),
         (["data.num_workers=-1"], ["data.num_workers=-1", "from 0"]),
         (["~data.num_workers"], ["data.num_workers=None", "+data.num_workers=2"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,10 +135,13 @@ def test_a_stream_that_is_reset_at_every_chunk_warns() -> None:
     with pytest.warns(UserWarning, match="reset 5 times in a row"):
         stream.reset()
     long = np.zeros(3200, np.float32)
-    for _ in range(9):  # calls of 0.2 s, and resets without anything between, are nobody's mistake
-        stream.process(long, long)
-        stream.reset()
-        stream.reset()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(9):  # calls of 0.2 s, and resets without anything between, are nobody's mistake
+            stream.process(long, long)
+            stream.reset()
+            stream.reset()
+    assert told == []
 
 
 def test_the_same_signal_twice_leaves_near_silence(rng: np.random.Generator) -> None:

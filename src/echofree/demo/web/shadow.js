@@ -25,8 +25,8 @@ export class Shadow {
   step(mic, far, left, adapt, learn, floor) {
     const { low, levels } = this;
     [mic, far, left].forEach((wave, row) => this.decimators[row].run(wave, low[row], this.phase * this.lowHop));
+    this.learn = learn && (this.phase === 0 || this.learn);
     this.phase = (this.phase + 1) % this.hops;
-    this.learn = learn && (this.phase === 1 || this.learn);
     if (this.phase) return [false, false];
     this.hear(adapt, floor);
     const [heard, main, own] = levels;
