@@ -33,8 +33,8 @@ def run(cli: Callable[..., Any], mark: str, folder: Path, *more: str) -> list[st
         result = cli(verb, *words, *short, cwd=folder, timeout=280)
         # at the point where it stands, nothing is left to cancel or to start again
         assert result.returncode == 0, f"{line}\n{result.text[-6000:]}"
-    tables = [csv.DictReader(path.open()) for path in sorted(folder.glob("multirun/**/sweep.csv"))]
-    return [row["state"] for table in tables for row in table]
+    tables = [path.read_text().splitlines() for path in sorted(folder.glob("multirun/**/sweep.csv"))]
+    return [row["state"] for table in tables for row in csv.DictReader(table)]
 
 
 @pytest.mark.slow
