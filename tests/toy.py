@@ -29,6 +29,7 @@ from echofree.loop import Loop
 from echofree.optim import build_optimizer
 from echofree.rundir import RunDir
 from echofree.stop import StopFlag
+from echofree.training import early_part
 from ranks.harness import INIT_METHOD
 
 SAMPLE_RATE = 64  # Hz: the longest clip lasts one second
@@ -158,6 +159,7 @@ class Toy:
         valid = self.valid or (ToyData(self.valid_clips, seed=1) if self.valid_clips else None)
         torch.manual_seed(self.seed)
         model = self.model()
+        ahead = early_part(config.train.front_end, model, CPU)
         torch.manual_seed(1000 + self.seed + world.rank)
         amp = self.amp or Amp(config.train.precision.value, CPU)
         strategy = build_strategy(config.dist, model, amp, world)
@@ -168,13 +170,15 @@ class Toy:
         optimizer = build_optimizer(config.optim, strategy.parameters)
 
         def make_loader(start: tuple[int, int]) -> TrainLoader:
-            return TrainLoader(data, plan, strategy.data_rank, train.epochs, start, self.workers, 2)
+            return TrainLoader(data, plan, strategy.data_rank, train.epochs, start, self.workers, 2, ahead=ahead)
 
         run = self.run_dir()
-        return Loop(
+        loop = Loop(
             config, world, strategy, amp, self.task, optimizer, plan, make_loader, valid, run, None,
             Position(rank=world.rank), self.stop, CPU,
         )  # fmt: skip
+        loop.ahead = ahead
+        return loop
 
     def run_dir(self) -> RunDir:
         run = RunDir(self.folder, self.world.is_first)

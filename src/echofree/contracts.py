@@ -73,6 +73,7 @@ class Batch:
         delay_samples: [B] int64, -1 when unknown.
         index: [B] int64, position in the dataset.
         name: B names.
+        front: what the model's front end made of (mic, far), if that was done ahead (`Model.ahead`); None: it wasn't.
     """
 
     mic: Tensor
@@ -88,6 +89,7 @@ class Batch:
     delay_samples: Tensor
     index: Tensor
     name: list[str] = field(default_factory=list)
+    front: State | None = None
 
     def __len__(self) -> int:
         return self.mic.shape[0]
@@ -95,7 +97,10 @@ class Batch:
     def map(self, function: Any) -> Batch:
         """A batch with `function` applied to every tensor."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{k: function(v) if isinstance(v, Tensor) else v for k, v in values.items()})
+        front = values.pop("front")
+        if front is not None:
+            front = {name: function(value) for name, value in front.items()}
+        return Batch(**{k: function(v) if isinstance(v, Tensor) else v for k, v in values.items()}, front=front)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self.map(lambda t: t.to(device, non_blocking=non_blocking))
@@ -151,6 +156,10 @@ class Model(Protocol):
             forward is enter, blocks, leave. `raw` is what the last block made of `latent`; `heard` is a mapping of
             tensors [B, ...] and of what doesn't depend on the clip.
         tensor_plan() -> names of Linear layers, each "colwise" or "rowwise".
+
+    A model that begins with something without weights may offer it as
+        ahead() -> a function (mic, far [B, T] on the CPU) -> tensors by name, which the loader's workers call while the
+            step before is computed; `forward` (and `enter`) then take the result as `front` and don't do it again.
     """
 
     sample_rate: int

@@ -26,6 +26,8 @@ class Share:
         self.dataset, self.sample_rate = dataset, dataset.sample_rate
         total = len(dataset)
         self.first, self.stop = total * rank // size, total * (rank + 1) // size
+        # the scored samples [first, stop) of a clip, where the dataset has them
+        self.stretch = self._stretch if hasattr(dataset, "stretch") else None
 
     def __len__(self) -> int:
         return self.stop - self.first
@@ -33,13 +35,9 @@ class Share:
     def item(self, index: int, epoch: int) -> Clip:
         return self.dataset.item(self.first + index, epoch)
 
-    def stretch(self, index: int) -> tuple[int, int]:
-        """The scored samples [first, stop) of a clip."""
-        inner = getattr(self.dataset, "stretch", None)
-        if inner is not None:
-            first, stop = inner(self.first + index)
-            return int(first), int(stop)
-        return 0, len(self.item(index, 0).mic)
+    def _stretch(self, index: int) -> tuple[int, int]:
+        first, stop = self.dataset.stretch(self.first + index)  # type: ignore[attr-defined]
+        return int(first), int(stop)
 
 
 def write_page(run: RunDir) -> None:

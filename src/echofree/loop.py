@@ -23,7 +23,7 @@ from torch import Tensor
 from echofree import __version__, checkpoint, snapshot, space
 from echofree.config.schema import Mode, Nonfinite
 from echofree.contracts import Batch, Dataset, Logger, Task
-from echofree.data.loader import Plan, TrainLoader, board, eval_batches, eval_loader
+from echofree.data.loader import Ahead, Plan, TrainLoader, board, eval_batches, eval_loader
 from echofree.dist.straggler import Stragglers
 from echofree.dist.strategy import Amp
 from echofree.dist.watchdog import Pulse
@@ -119,6 +119,7 @@ class Loop:
         self.ema = Ema(strategy.named(), decay) if decay else None
         self.rank_log = rank_log
         self.guard: Guard | None = None
+        self.ahead: Ahead | None = None  # what the loader's workers do of the model
         self.stragglers = Stragglers(world.hosts)
         self.progress = self.bar(self.total_steps, "train")
         self.in_parts = snapshot.is_in_parts(config.checkpoint.format, strategy)
@@ -475,7 +476,9 @@ class Loop:
         batches = eval_batches(
             len(dataset), self.config.train.batch_size, self.strategy.data_rank, self.strategy.data_size
         )
-        loader = eval_loader(dataset, batches, data.num_workers, data.prefetch_factor, self.device.type == "cuda")
+        loader = eval_loader(
+            dataset, batches, data.num_workers, data.prefetch_factor, self.device.type == "cuda", self.ahead
+        )
         model = self.strategy.bare
         self.pulse.at("evaluate")
         training, self.pulse.board = self.pulse.board, board(loader)

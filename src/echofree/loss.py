@@ -4,12 +4,11 @@ A *term* gives one value per clip, a mean over the clip's valid audio: padding n
 about (no target, another scenario) gets exactly 0, and so does a filler. `Weighted` adds terms up into what the loop
 calls. All terms work in float32 whatever the model's precision, and their gradients are finite on silence.
 
-Legend: B batch, T samples, L frames, F bins, K bands.
+Legend: B batch, T samples, L frames, K bands.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from torch.nn import functional
 
 from echofree.contracts import Batch
 from echofree.errors import ConfigError
+from echofree.spectral import distance
 
 LEVEL_FLOOR = 1e-4  # rms; a quieter microphone (-80 dBFS) is not raised any further
 FRAME_SAMPLES = 320  # 20 ms at 16 kHz: where activity is decided
@@ -125,23 +125,13 @@ class CompressedSpectral:
         level = mic_level(batch)  # [B, 1]
         value = torch.zeros_like(level[:, 0])
         for window in self.windows_samples:
-            value = value + self._distance(out["est"] / level, batch.near / level, batch.num_samples, window)
+            hop = window // 4
+            num_frames = torch.div(batch.num_samples + hop - 1, hop, rounding_mode="floor") + 3
+            total = distance(
+                out["est"] / level, batch.near / level, window, self.exponent, self.share, self.oversuppression
+            )
+            value = value + total / num_frames  # frames behind the clip hold zeros on both sides
         return torch.where(batch.has_near, value / len(self.windows_samples), 0.0)
-
-    def _distance(self, est: Tensor, near: Tensor, num_samples: Tensor, window: int) -> Tensor:
-        est_c, est_m = self._compress(spectrum(est, window))  # [B, L, F] complex, magnitude
-        near_c, near_m = self._compress(spectrum(near, window))
-        error = (1 - self.share) * torch.view_as_real(near_c - est_c).square().sum(-1) + self.share * (
-            near_m - est_m
-        ).square()
-        if self.oversuppression > 0:
-            error = error + self.oversuppression * (near_m - est_m).clamp(min=0).square()
-        num_frames = torch.div(num_samples + window // 4 - 1, window // 4, rounding_mode="floor") + 3
-        return error.mean(2).sum(1) / num_frames  # [B]; frames behind the clip hold zeros on both sides
-
-    def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        power = x.real.square() + x.imag.square() + 1e-6  # at a level of 1: 60 dB down, below which nothing is asked
-        return x * power ** ((self.exponent - 1) / 2), power ** (self.exponent / 2)
 
 
 class SiSdr:
@@ -261,18 +251,6 @@ def mic_level(batch: Batch) -> Tensor:
     """Root mean square of the microphone over the valid samples -> [B, 1], not below -80 dBFS."""
     count = batch.num_samples.clamp(min=1)[:, None]
     return (batch.mic.float().square().sum(1, keepdim=True) / count).sqrt().clamp(min=LEVEL_FLOOR)
-
-
-def spectrum(x: Tensor, window_samples: int) -> Tensor:
-    """[B, T] -> [B, L, F] complex: Hann, hop a quarter, scaled so that noise of rms 1 has power 1 in a bin.
-
-    Padded by three hops in front and to whole frames behind: L = ceil(T / hop) + 3, and every sample is in 4 frames.
-    """
-    hop = window_samples // 4
-    behind = -x.shape[1] % hop + 3 * hop
-    frames = functional.pad(x, (3 * hop, behind)).unfold(1, window_samples, hop)  # [B, L, window]
-    window = torch.hann_window(window_samples, device=x.device, dtype=x.dtype)
-    return torch.fft.rfft(frames * (window / math.sqrt(0.375 * window_samples)))
 
 
 def frame_energy(x: Tensor) -> Tensor:

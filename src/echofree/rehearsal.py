@@ -41,8 +41,8 @@ def full_batch(clips: int, num_samples: int, sample_rate: int, device: torch.dev
     def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.ones(shape, dtype=dtype, device=device)
 
-    waves = {name: ones(clips, num_samples) for name in ("mic", "far", "near", "echo", "noise")}  # [B, T]
-    flags = {name: ones(clips, dtype=torch.bool) for name in ("has_near", "has_echo")}
+    waves: Any = {name: ones(clips, num_samples) for name in ("mic", "far", "near", "echo", "noise")}  # [B, T]
+    flags: Any = {name: ones(clips, dtype=torch.bool) for name in ("has_near", "has_echo")}
     return Batch(
         **waves,
         **flags,

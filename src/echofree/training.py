@@ -17,6 +17,8 @@ from echofree.process import num_threads
 if TYPE_CHECKING:
     import torch
 
+    from echofree.config.schema import FrontEndPlace
+    from echofree.data.loader import Ahead
     from echofree.dist.watchdog import Pulse
     from echofree.dist.world import World
     from echofree.log import Position, RankLog
@@ -125,7 +127,9 @@ def build_loop(
     from echofree.rehearsal import Rehearsal, longest_samples
     from echofree.sizing import settle
 
-    source, task, model = parts.source, parts.task, parts.model.to(device)
+    source, task = parts.source, parts.task
+    ahead = early_part(config.train.front_end, parts.model, device)
+    model = parts.model.to(device)
     train, valid = source.split("train"), source.split("valid")
     about = describe(model) if world.is_first else ""  # before the strategy: afterwards no rank may call it alone
     if config.train.activation_checkpointing:
@@ -152,12 +156,14 @@ def build_loop(
 
     def make_loader(start: tuple[int, int]) -> TrainLoader:
         workers = (config.data.num_workers, config.data.prefetch_factor)
-        return TrainLoader(train, plan, strategy.data_rank, config.train.epochs, start, *workers, device.type == "cuda")
+        pin = device.type == "cuda"
+        return TrainLoader(train, plan, strategy.data_rank, config.train.epochs, start, *workers, pin, ahead)
 
     loop = Loop(
         config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, position, stop, device,
         rank_log, pulse
     )  # fmt: skip
+    loop.ahead = ahead
     loop.guard = build_guard(config, source, run)
     return Built(loop, size, rehearsal, about, held)
 
@@ -225,9 +231,14 @@ def carry_out(built: Built, parts: Parts) -> Outcome:
 
 
 def _score_test_clips(loop: Loop, parts: Parts) -> None:
+    import torch
+
     from echofree.config.build import build_model
     from echofree.final import final_scores
 
+    torch.set_num_threads(
+        loop.config.dist.threads or num_threads(loop.world.local_size, 0)
+    )  # the loader's cores are free
     bar = loop.bar(None, "test clips")
     # shards can't be called clip by clip: then every rank scores its clips with a model of its own
     scored = loop.strategy.bare if loop.strategy.whole else build_model(loop.config).to(loop.device)
@@ -301,6 +312,18 @@ def _without_memory(error: RuntimeError | MemoryError, loop: Loop) -> str:
     if oom.is_killed_worker(error):
         return oom.describe_worker(error, loop.config, rank, step)
     return ""
+
+
+def early_part(where: FrontEndPlace, model: torch.nn.Module, device: torch.device) -> Ahead | None:
+    """What the loader's workers do of `model` while the step before is computed; None: nothing.
+
+    A GPU gets through a large batch hop by hop faster than a few cores do; a CPU has the workers' cores beside."""
+    from echofree.config.schema import FrontEndPlace
+
+    ask = getattr(model, "ahead", None)
+    if where is FrontEndPlace.auto:
+        where = FrontEndPlace.device if device.type == "cuda" else FrontEndPlace.workers
+    return ask() if ask is not None and where is FrontEndPlace.workers else None
 
 
 def choose_device(asked: str, world: World) -> torch.device:

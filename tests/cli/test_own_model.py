@@ -36,3 +36,16 @@ def test_misspelt_keyword_is_refused_before_anything_is_built(cli: Callable[...,
     result = cli("train", "model=mine", "+model.memory_sample=80", *SHORT, cwd=folder).check(2)
     assert "memory_samples" in result.text
     assert not (folder / "outputs").exists()
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_pickled_is_swept(cli: Callable[..., Any], folder: Path) -> None:
+    """A lock among the module's globals, and a structured config in it: only names travel to a job."""
+    path = folder / "experiments/mine.py"
+    unpicklable = "import threading\nfrom dataclasses import dataclass\n\nLOCK = threading.Lock()\n\n\n"
+    unpicklable += "@dataclass\nclass Settings:\n    size: int = 3\n\n\nSETTINGS = Settings()\n"
+    path.write_text(path.read_text().replace("import torch\n", f"import torch\n{unpicklable}", 1))
+    assert "LOCK" in path.read_text()
+    cli("train", "-m", "model=mine", "seed=0,1", "hydra/launcher=local", *SHORT, cwd=folder, timeout=240).check()
+    runs = sorted((folder / "multirun").glob("*/*/[01]/run.json"))
+    assert [json.loads(run.read_text())["status"] for run in runs] == ["done", "done"]

@@ -95,6 +95,21 @@ def test_equal_to_one_process(
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.parametrize(("size", "name", "data_size"), [(1, "single", 1), (2, "pipeline", 1)])
+def test_it_does_not_matter_who_runs_the_front_end(
+    size: int, name: str, data_size: int, alone: dict[str, Any], run_ranks: Ranks, tmp_path: Path
+) -> None:
+    """The loader, ahead of the step (as in all other tests here), or the model itself."""
+    keys = {"train.front_end": "device"}
+
+    def work(rank: int, size: int) -> dict[str, Any]:
+        return outcome(run_of(tmp_path, meet(rank, size), base, split(data_size, name, keys)))
+
+    for got in run_ranks(work, size, init=False, timeout=120):
+        worst = difference(got["weights"], alone["weights"])
+        assert worst == 0.0 if size == 1 else worst < TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 @pytest.mark.parametrize("model", [tiny, small])
 def test_any_model_can_be_shared_out_by_data(name: str, model: Any, run_ranks: Ranks, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from echofree.contracts import Batch, Scenario
 from echofree.errors import ConfigError
-from echofree.loss import BarkGain, CompressedSpectral, EchoResidual, SiSdr, Weighted, spectrum
+from echofree.loss import BarkGain, CompressedSpectral, EchoResidual, SiSdr, Weighted
+from echofree.spectral import spectrum
 
 RATE_HZ = 16000
 WINDOW, HOP = 512, 256

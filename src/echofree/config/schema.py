@@ -81,6 +81,14 @@ class DryRun(Enum):
     off = "off"
 
 
+class FrontEndPlace(Enum):
+    """Who runs what of a model needs no weights."""
+
+    auto = "auto"
+    workers = "workers"  # the loader's, ahead of the step
+    device = "device"  # where the rest of the model runs
+
+
 class OptimKind(Enum):
     adamw = "adamw"
     adam = "adam"
@@ -150,6 +158,7 @@ class TrainConfig:
     early_stop_patience: int = 0  # evaluations without a better `checkpoint.metric`; 0: off
     compile: bool = False  # torch.compile
     device: str = "auto"  # auto | cpu | cuda
+    front_end: FrontEndPlace = FrontEndPlace.auto  # who runs the model's linear stage; auto: workers, on a GPU device
     final_test: bool = True  # score the best weights on the test split at the end
     dry_run: DryRun = DryRun.auto  # a step with the largest shapes before step one; auto: on GPUs
     activation_checkpointing: bool = False  # forget what blocks computed and compute it again: less memory, more time

@@ -6,18 +6,21 @@ Because an item depends only on (seed, epoch, index) and the order only on (seed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from echofree.contracts import Batch, Clip, Dataset
+from echofree.contracts import Batch, Clip, Dataset, State
 from echofree.data.collate import collate
 from echofree.data.worker import WorkerBoard
+
+Ahead = Callable[[Tensor, Tensor], State]  # see `contracts.Model`
 
 ORDER = 0x0D3  # keeps the shuffle's random stream apart from the clips' own
 
@@ -115,12 +118,13 @@ class _Items:
         return len(self.dataset)
 
 
-def _stack(items: list[tuple[Clip, bool]], sample_rate: int) -> Batch:
-    return collate([clip for clip, _ in items], sample_rate, filler=[filler for _, filler in items])
+def _stack(items: list[tuple[Clip, bool]], sample_rate: int, ahead: Ahead | None) -> Batch:
+    batch = collate([clip for clip, _ in items], sample_rate, filler=[filler for _, filler in items])
+    return batch if ahead is None else replace(batch, front=ahead(batch.mic, batch.far))
 
 
 def _loader(
-    dataset: Dataset, batches: Any, num_workers: int, prefetch_factor: int, pin_memory: bool
+    dataset: Dataset, batches: Any, num_workers: int, prefetch_factor: int, pin_memory: bool, ahead: Ahead | None
 ) -> DataLoader[Any]:
     items = _Items(dataset, WorkerBoard(num_workers))
     return DataLoader(
@@ -128,7 +132,7 @@ def _loader(
         batch_sampler=batches,
         num_workers=num_workers,
         prefetch_factor=prefetch_factor if num_workers else None,
-        collate_fn=partial(_stack, sample_rate=dataset.sample_rate),
+        collate_fn=partial(_stack, sample_rate=dataset.sample_rate, ahead=ahead),
         pin_memory=pin_memory,
         multiprocessing_context="fork" if num_workers else None,
         generator=torch.Generator().manual_seed(0),  # else every loader takes a number from the run's own random stream
@@ -149,6 +153,7 @@ class TrainLoader:
 
     Args:
         start: (epoch, step in that epoch) of the first step to yield.
+        ahead: what the workers do for each micro-batch beside reading it.
     """
 
     def __init__(
@@ -161,10 +166,11 @@ class TrainLoader:
         num_workers: int = 0,
         prefetch_factor: int = 4,
         pin_memory: bool = False,
+        ahead: Ahead | None = None,
     ):
         self.plan, self.data_rank, self.num_workers = plan, data_rank, num_workers
         batches = _Endless(plan, data_rank, epochs, start)
-        loader = _loader(dataset, batches, num_workers, prefetch_factor, pin_memory)
+        loader = _loader(dataset, batches, num_workers, prefetch_factor, pin_memory, ahead)
         self.board = board(loader)
         self._iterator: Iterator[Batch] = iter(loader)
 
@@ -205,7 +211,12 @@ def eval_batches(num_items: int, batch_size: int, data_rank: int, data_size: int
 
 
 def eval_loader(
-    dataset: Dataset, batches: list[list[Key]], num_workers: int, prefetch_factor: int, pin_memory: bool
+    dataset: Dataset,
+    batches: list[list[Key]],
+    num_workers: int,
+    prefetch_factor: int,
+    pin_memory: bool,
+    ahead: Ahead | None = None,
 ) -> DataLoader[Any]:
     """A loader over `eval_batches`; its workers live for one evaluation."""
-    return _loader(dataset, batches, num_workers, prefetch_factor, pin_memory)
+    return _loader(dataset, batches, num_workers, prefetch_factor, pin_memory, ahead)

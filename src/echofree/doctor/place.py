@@ -7,7 +7,7 @@ from echofree.doctor.facts import Facts
 
 # Estimates, rough on purpose: a process that has imported torch, and a loader worker forked from it.
 RANK_MB, WORKER_MB = 500, 150
-CLIP_FIELDS = 5  # float32 arrays of a clip: mic, far, near, echo, noise
+CLIP_FIELDS = 11  # float32 arrays of a clip: mic, far, near, echo, noise, and the six signals of the front end
 SAMPLE_RATE_HZ = 16000
 SMALL_SHM_MB = 64  # what a container gets when nobody asks for more
 FEW_FILES = 1024

@@ -31,7 +31,7 @@ from echofree.contracts import State
 from echofree.dsp import band_centres, band_matrices
 from echofree.errors import ConfigError
 from echofree.model.causal import Depthwise, convolve, entry, recur
-from echofree.model.chain import Chain
+from echofree.model.chain import Ahead, Chain
 from echofree.model.graph import StreamGraph, band_graph
 
 TIME_TAPS = 4  # frames seen by a convolution: this one and three before
@@ -99,8 +99,10 @@ class BarkNet(nn.Module):
             len(inputs), self.masked, num_bands + 2 * num_delta_bands, num_bands, hidden_size, num_layers
         )
 
-    def forward(self, mic: Tensor, far: Tensor, details: bool = False) -> Tensor | dict[str, Any]:
-        heard = self.chain.analyse(mic, far, details)
+    def forward(
+        self, mic: Tensor, far: Tensor, details: bool = False, front: State | None = None
+    ) -> Tensor | dict[str, Any]:
+        heard = self.chain.analyse(mic, far, details, front)
         with torch.no_grad():
             features, _ = self.features(self.filterbank.collect(heard.spectra))  # [B, P, L, W]
         gain, latent, _ = self.network(features)  # [B, L, K], [B, L, H]
@@ -117,6 +119,9 @@ class BarkNet(nn.Module):
             "filterbank": self.filterbank,
             "latent": latent,
         }
+
+    def ahead(self) -> Ahead:
+        return self.chain.ahead()
 
     def init_state(self, batch: int) -> State:
         device = self.chain.stft.window.device

@@ -11,6 +11,7 @@ Legend: B batch, S signals, T samples, L frames, F bins.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,19 +78,22 @@ class Chain(nn.Module):
         self.stft = Stft(window_samples, hop_samples)
         self.front_end: Any = build_front_end(front_end, sample_rate, hop_samples)
 
-    def analyse(self, mic: Tensor, far: Tensor, details: bool = False) -> Heard:
+    def analyse(self, mic: Tensor, far: Tensor, details: bool = False, front: Mapping[str, Any] | None = None) -> Heard:
         """mic, far [B, T] -> spectra of L = ceil(T / hop) + 1 frames and front-end signals.
 
-        Nothing in here trains, so no gradient is kept."""
+        Nothing in here trains, so no gradient is kept. front: what `ahead` made of the same mic and far."""
         num_samples, num_frames = mic.shape[1], self.stft.num_frames(mic.shape[1])
-        # the last frame reaches a hop beyond the clip, where a stream goes on hearing the echo filter ring out
-        pad = (0, num_frames * self.hop_samples - num_samples)
         with torch.no_grad(), torch.autocast(mic.device.type, enabled=False):
-            front = self.front_end(F.pad(mic, pad), F.pad(far, pad), details=details)
+            if front is None:
+                front = self.front_end(*_to_frames(mic, far, self.hop_samples), details=details)
             waves = torch.stack([front[name] for name in self.signals], dim=1)  # [B, S, L hop]
             spectra = self.stft.analyse(waves.flatten(0, 1))[:, :num_frames]  # [B * S, L, F]
         front = {name: value[:, :num_samples] if isinstance(value, Tensor) else value for name, value in front.items()}
         return Heard(spectra.unflatten(0, waves.shape[:2]), waves[..., :num_samples], front)
+
+    def ahead(self) -> Ahead:
+        """See `contracts.Model`."""
+        return Ahead(self.front_end, self.hop_samples)
 
     def synthesise(self, spectrum: Tensor, num_samples: int) -> Tensor:
         """spectrum [B, L, F] complex -> [B, T]."""
@@ -120,6 +124,30 @@ class Chain(nn.Module):
         hop = self.hop_samples
         frame = self.stft.synthesise_frame(spectrum[:, 0])  # [B, 2 hop]
         return state["overlap"] + frame[:, :hop], {"overlap": frame[:, hop:]}
+
+
+class Ahead:
+    """The front end of a chain as a worker of the loader calls it: a copy on the CPU.
+
+    Args:
+        front_end: as in `Chain`.
+        hop_samples: frame advance.
+    """
+
+    def __init__(self, front_end: nn.Module, hop_samples: int):
+        self.front_end, self.hop_samples = copy.deepcopy(front_end).cpu(), hop_samples
+
+    @torch.no_grad()
+    def __call__(self, mic: Tensor, far: Tensor) -> State:
+        """mic, far [B, T] -> the front end's signals [B, L hop], which `Chain.analyse` takes as `front`; no flags."""
+        signals: State = self.front_end(*_to_frames(mic, far, self.hop_samples))
+        return signals
+
+
+def _to_frames(mic: Tensor, far: Tensor, hop_samples: int) -> tuple[Tensor, Tensor]:
+    """The last frame reaches a hop beyond the clip, where a stream goes on hearing the echo filter ring out."""
+    pad = (0, (-(-mic.shape[1] // hop_samples) + 1) * hop_samples - mic.shape[1])
+    return F.pad(mic, pad), F.pad(far, pad)
 
 
 def build_front_end(front_end: Mapping[str, Any] | nn.Module | None, sample_rate: int, hop_samples: int) -> nn.Module:

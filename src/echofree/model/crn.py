@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from echofree.contracts import State
 from echofree.model.causal import convolve, entry, recur
-from echofree.model.chain import Chain, compress
+from echofree.model.chain import Ahead, Chain, compress
 from echofree.model.graph import StreamGraph, mask_graph
 from echofree.model.mask import MaskedSum
 
@@ -72,12 +72,17 @@ class ConvRecurrentNet(nn.Module):
         )
         self.mask.open(*self.network.decoders[-1].up.parameters())
 
-    def forward(self, mic: Tensor, far: Tensor, details: bool = False) -> Tensor | dict[str, Any]:
-        heard = self.chain.analyse(mic, far, details)
+    def forward(
+        self, mic: Tensor, far: Tensor, details: bool = False, front: State | None = None
+    ) -> Tensor | dict[str, Any]:
+        heard = self.chain.analyse(mic, far, details, front)
         raw, latent, _ = self.network(compress(heard.spectra))  # [B, L, F, 3 M], [B, L, H]
         spectrum, mask = self.mask(raw, heard.spectra)  # [B, L, F]
         est = self.chain.synthesise(spectrum, mic.shape[1])  # [B, T]
         return {**heard.front, "est": est, "mask": mask, "latent": latent} if details else est
+
+    def ahead(self) -> Ahead:
+        return self.chain.ahead()
 
     def init_state(self, batch: int) -> State:
         device = self.chain.stft.window.device

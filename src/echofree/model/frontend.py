@@ -169,7 +169,10 @@ class FrontEnd(nn.Module):
         """
         chunk = CPU_BATCH if mic.device.type == "cpu" else max(len(mic), 1)
         parts = [self._clips(m, f) for m, f in zip(mic.split(chunk), far.split(chunk), strict=True)]
-        out: dict[str, Any] = {key: torch.cat([part[key] for part, _ in parts]) for key in OUTPUTS}
+        if len(parts) == 1:
+            out: dict[str, Any] = parts[0][0]
+        else:
+            out = {key: torch.cat([part[key] for part, _ in parts]) for key in OUTPUTS}
         if details:
             flags = [self.flags(state) for _, state in parts]
             out["flags"] = {key: torch.cat([part[key] for part in flags]) for key in flags[0]}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from echofree.contracts import State
 from echofree.errors import ConfigError
-from echofree.model.chain import Chain, compress
+from echofree.model.chain import Ahead, Chain, compress
 from echofree.model.graph import StreamGraph, mask_graph
 from echofree.model.mask import MaskedSum
 
@@ -87,17 +87,21 @@ class Transformer(nn.Module):
         self.head = Head(hidden_size, num_bins * self.mask.num_outputs)
         self.mask.open(*self.head.out.parameters())
 
-    def forward(self, mic: Tensor, far: Tensor, details: bool = False) -> Tensor | dict[str, Any]:
-        x, heard = self.enter(mic, far, details)
+    def forward(
+        self, mic: Tensor, far: Tensor, details: bool = False, front: State | None = None
+    ) -> Tensor | dict[str, Any]:
+        x, heard = self.enter(mic, far, details, front)
         x = self.embed(x)  # [B, L, H]
         for layer in self.layers:
             x = layer(x)
         return self.leave(self.head(x), x, heard, details)
 
-    def enter(self, mic: Tensor, far: Tensor, details: bool = False) -> tuple[Tensor, dict[str, Any]]:
+    def enter(
+        self, mic: Tensor, far: Tensor, details: bool = False, front: State | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         """-> (what the first block takes: packed spectra [B, L, 2 S F], what `leave` needs beside the blocks' result);
         nothing of it trains."""
-        heard = self.chain.analyse(mic, far, details)
+        heard = self.chain.analyse(mic, far, details, front)
         packed = compress(heard.spectra).flatten(2)  # [B, L, 2 S F]
         return packed, {"spectra": heard.spectra, "num_samples": mic.shape[1], "front": heard.front}
 
@@ -124,6 +128,9 @@ class Transformer(nn.Module):
         plan = {"query": "colwise", "key": "colwise", "value": "colwise", "out": "rowwise"}
         plan = {f"attention.{name}": how for name, how in plan.items()} | {"up": "colwise", "down": "rowwise"}
         return {f"layers.{i}.{name}": how for i in range(len(self.layers)) for name, how in plan.items()}
+
+    def ahead(self) -> Ahead:
+        return self.chain.ahead()
 
     def init_state(self, batch: int) -> State:
         device = self.chain.stft.window.device

@@ -153,9 +153,10 @@ class Distill:
         return total, seconds, {**parts, **told}
 
     def _student(self, model: torch.nn.Module, batch: Batch) -> dict[str, Any]:
+        front = {} if batch.front is None else {"front": batch.front}
         if not self.needs:
-            return {"est": model(batch.mic, batch.far)}
-        out = dict(model(batch.mic, batch.far, details=True))
+            return {"est": model(batch.mic, batch.far, **front)}
+        out = dict(model(batch.mic, batch.far, details=True, **front))
         missing = [name for name in ("est", *self.needs) if name not in out]
         if missing:
             raise ConfigError(f"The loss and the teacher need {', '.join(missing)}; the model returns {', '.join(out)}")

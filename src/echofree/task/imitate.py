@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from echofree.contracts import Batch
-from echofree.loss import BarkGain, mic_level, spectrum
+from echofree.loss import BarkGain, mic_level
+from echofree.spectral import spectrum
 
 WINDOW_SAMPLES = 512
 EXPONENT, MAGNITUDE_SHARE = 0.3, 0.7

@@ -39,9 +39,10 @@ class Supervised:
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
         """What the model gives for a batch, always with "est" [B, T]."""
+        front = {} if batch.front is None else {"front": batch.front}
         if not self.loss_fn.needs:
-            return {"est": model(batch.mic, batch.far)}
-        out: Mapping[str, Any] = model(batch.mic, batch.far, details=True)
+            return {"est": model(batch.mic, batch.far, **front)}
+        out: Mapping[str, Any] = model(batch.mic, batch.far, details=True, **front)
         missing = [name for name in ("est", *self.loss_fn.needs) if name not in out]
         if missing:
             raise ConfigError(

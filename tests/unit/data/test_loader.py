@@ -107,6 +107,29 @@ def test_workers_change_nothing_in_a_clip() -> None:
     helped.close()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_done_ahead_comes_with_its_batch(workers: int) -> None:
+    data = ToyData(12)
+
+    def ahead(mic: torch.Tensor, far: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"sum": mic + far, "threads": torch.full((len(mic),), torch.get_num_threads())}
+
+    loader = TrainLoader(data, Plan(12, 5, 1, 1, seed=0), 0, 1, (0, 0), workers, ahead=ahead)
+    for step in range(3):
+        (batch,) = loader.next_step(step)
+        assert batch.front is not None
+        assert torch.equal(batch.front["sum"], batch.mic + batch.far)
+        halves = batch.map(lambda t: t[:1])
+        assert halves.front is not None
+        assert torch.equal(halves.front["sum"], batch.front["sum"][:1])
+        if workers:
+            assert batch.front["threads"].tolist() == [1] * len(batch)
+    loader.close()
+    (batch,) = list(eval_loader(data, eval_batches(3, 4, 0, 1), workers, 2, False, ahead))
+    assert batch.front is not None
+    assert torch.equal(batch.front["sum"], batch.mic + batch.far)
+
+
 def test_the_same_clip_differs_between_epochs_and_ranks_make_different_ones() -> None:
     """The first gain of each (rank, epoch) with workers: all different, and the same the next time."""
     data = ToyData(16)

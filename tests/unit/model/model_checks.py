@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,21 @@ def check_stream(model: Any, rng: np.random.Generator, chunks: tuple[int, ...], 
             out = torch.cat([*parts[b], stream.flush()[0]])
             assert float(out[: model.hop_samples].abs().max()) == 0
             torch.testing.assert_close(out[late:], whole[b], rtol=0, atol=1e-5)
+
+
+def check_ahead(model: Any, rng: np.random.Generator) -> None:
+    """With the front end's part done before, forward gives the same bits and doesn't run it again."""
+    mic, far = pair(rng, 12 * model.hop_samples + 7, batch=3)
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        expected = model(mic, far, details=True)
+        front = model.ahead()(mic, far)
+        model.chain.front_end = None
+        given, wave = model(mic, far, details=True, front=front), model(mic, far, front=front)
+    assert torch.equal(wave, expected["est"])
+    assert set(expected) - set(given) <= {"flags"}
+    for name, value in given.items():
+        assert not isinstance(value, Tensor) or torch.equal(value, expected[name]), name
 
 
 def check_state(model: Any, rng: np.random.Generator) -> None:

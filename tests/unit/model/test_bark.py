@@ -79,6 +79,10 @@ def test_stream_of_deeper_20_ms_model(rng: np.random.Generator) -> None:
     checks.check_stream(checks.scramble(deep.eval(), rng), rng, chunks=(77,))
 
 
+def test_ahead(model: Any, rng: np.random.Generator) -> None:
+    checks.check_ahead(model, rng)
+
+
 def test_state(model: Any, rng: np.random.Generator) -> None:
     checks.check_state(model, rng)
 

@@ -58,6 +58,10 @@ def test_stream_of_other_shapes(rng: np.random.Generator) -> None:
         checks.check_stream(checks.scramble(other.eval(), rng), rng, chunks=(333,))
 
 
+def test_ahead(model: Any, rng: np.random.Generator) -> None:
+    checks.check_ahead(model, rng)
+
+
 def test_state(model: Any, rng: np.random.Generator) -> None:
     checks.check_state(model, rng)
 

@@ -65,6 +65,10 @@ def test_stream_without_a_past(rng: np.random.Generator) -> None:
     checks.check_stream(checks.scramble(present.eval(), rng), rng, chunks=(300,))
 
 
+def test_ahead(model: Any, rng: np.random.Generator) -> None:
+    checks.check_ahead(model, rng)
+
+
 def test_state(model: Any, rng: np.random.Generator) -> None:
     checks.check_state(model, rng)
 
