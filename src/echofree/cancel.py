@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 KEYS = {
     "model": Key(
         REQUIRED,
-        "a run directory, one of its checkpoints, an exported folder, or linear (a Kalman filter, nothing to train)",
+        "tiny (comes trained), linear (a Kalman filter), a run directory, one of its checkpoints, an exported folder",
     ),
     "mic": Key(REQUIRED, "the microphone's file"),
     "far": Key("none", "the far end's file, as sent to the loudspeaker; none: the microphone is passed through"),
@@ -205,9 +205,11 @@ def load_model(name: str, device: str) -> torch.nn.Module | Live:
         return Canceller.load(name)
     import torch
 
+    from echofree.shipped import named, names
+
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device={device}: give cpu" + (" or cuda" if torch.cuda.is_available() else ""))
-    if Path(name).exists():
+    if Path(name).exists() or named(name):
         from echofree.checkpoint import load_model as load
 
         return load(name)[0].eval().to(device)
@@ -219,7 +221,7 @@ def load_model(name: str, device: str) -> torch.nn.Module | Live:
     if any(p.requires_grad for p in model.parameters()):
         raise ConfigError(
             f"model={name} has to be trained first: python -m echofree.train model={name}, then give its run directory "
-            "(model=outputs/...). Without training there is model=linear"
+            f"(model=outputs/...). Trained already: {', '.join([*names(), 'linear'])}"
         )
     return model.eval().to(device)
 

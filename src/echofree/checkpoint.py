@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from echofree import durable
+from echofree import durable, shipped
 from echofree.dist.world import World
 from echofree.errors import CheckpointError, SaveFailed
 
@@ -394,14 +394,18 @@ def set_aside(root: Path, run_id: str, step: int) -> list[Path]:
 
 
 def find(path: str | os.PathLike[str]) -> Path:
-    """A run directory (its best, else its newest good checkpoint) or a checkpoint folder -> the checkpoint folder.
+    """A run directory (its best, else its newest good checkpoint), a checkpoint folder, or the name of a shipped model
+    -> the checkpoint folder.
 
     Raises:
         CheckpointError: there is nothing to use.
     """
-    given = Path(path)
+    given = shipped.named(path) or Path(path)
     if not given.exists():
-        raise CheckpointError(f"{given} doesn't exist. Name a run directory such as outputs/tiny/2026-11-30_10-00-00")
+        raise CheckpointError(
+            f"{given} doesn't exist. Name a run directory such as outputs/tiny/2026-11-30_10-00-00, or a trained model "
+            f"that comes with EchoFree: {', '.join(shipped.names())}"
+        )
     if (given / MANIFEST).is_file():
         found: Path | None = given
     elif given.name.startswith(PREFIX) and given.is_dir() and not (given / "checkpoints").is_dir():

@@ -275,8 +275,9 @@ def output_folder(words: Words, config: Mapping[str, Any]) -> Path:
         out = Path(words["out"])
     elif checkpoint is not None:
         from echofree.checkpoint import find, run_of
+        from echofree.shipped import place
 
-        out = run_of(find(checkpoint)) / "evaluate" / f"{kind}-{words['split']}"
+        out = place(run_of(find(checkpoint))) / "evaluate" / f"{kind}-{words['split']}"
     else:
         out = Path(str(config["output_root"])) / "evaluate" / f"{kind}-{words['split']}"
     try:

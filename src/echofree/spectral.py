@@ -2,9 +2,9 @@
 
 Written out in plain operations it is a third of a training step of `tiny` on a CPU: some forty passes over arrays of
 [B, L, F], half of them for the gradient, all of them kept, and a complex transform where a real one would do. Here the
-gradient is worked out by hand beside the value, clip by clip on a CPU, and only [B, T] is kept.
+gradient is worked out by hand beside the value, some frames at a time on a CPU, and only [B, T] is kept.
 
-Legend: B batch, T samples, L frames, F bins.
+Legend: B batch, T samples, L frames, F bins, n frames at a time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+AT_ONCE = 32  # frames on a CPU: the arrays of 16 clips then stay in a core's cache
 FLOOR = 1e-6  # power of a bin at a level of 1: 60 dB down, below which nothing is asked
 
 
-def frames(x: Tensor, window_samples: int) -> Tensor:
-    """[B, T] -> windowed [B, L, window]: Hann, hop a quarter, scaled so that noise of rms 1 has power 1 in a bin.
+def spectrum(x: Tensor, window_samples: int) -> Tensor:
+    """[B, T] -> [B, L, F] complex: Hann, hop a quarter, scaled so that noise of rms 1 has power 1 in a bin.
 
     Padded by three hops in front and to whole frames behind: L = ceil(T / hop) + 3, and every sample is in 4 frames.
     """
-    hop = window_samples // 4
-    behind = -x.shape[1] % hop + 3 * hop
-    cut = functional.pad(x, (3 * hop, behind)).unfold(1, window_samples, hop)
-    return cut * _window(window_samples, x)
-
-
-def spectrum(x: Tensor, window_samples: int) -> Tensor:
-    """[B, T] -> [B, L, F] complex of `frames`."""
-    return torch.fft.rfft(frames(x, window_samples))
+    return torch.fft.rfft(_frames(x, window_samples) * _window(window_samples, x))
 
 
 def distance(est: Tensor, near: Tensor, window_samples: int, exponent: float, share: float, over: float) -> Tensor:
@@ -45,7 +38,7 @@ def distance(est: Tensor, near: Tensor, window_samples: int, exponent: float, sh
 
     Args:
         est, near: E, S [B, T], both float; there is no gradient with respect to near.
-        window_samples: see `frames`.
+        window_samples: see `spectrum`.
         exponent: c.
         share: m.
         over: a.
@@ -60,16 +53,23 @@ def distance(est: Tensor, near: Tensor, window_samples: int, exponent: float, sh
 class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, est: Tensor, near: Tensor, window: int, exponent: float, share: float, over: float) -> Tensor:
-        wanted = ctx.needs_input_grad[0]
-        size = 1 if est.device.type == "cpu" else len(est)  # one clip's arrays stay in a core's cache
-        values, grads = [], []
-        for mine, theirs in zip(est.split(size), near.split(size), strict=True):
-            value, grad = _clips(mine, theirs, window, exponent, share, over, wanted)
-            values.append(value)
-            grads.append(grad)
+        wanted, hop, taper = ctx.needs_input_grad[0], window // 4, _window(window, est)
+        mine, theirs = _frames(est, window), _frames(near, window)  # [B, L, window]
+        value, count = est.new_zeros(len(est)), mine.shape[1]
+        line = est.new_zeros(len(est), count + 3 if wanted else 0, hop)
+        size = AT_ONCE if est.device.type == "cpu" else count
+        for first in range(0, count, size):
+            here = slice(first, first + size)
+            x, s = (torch.fft.rfft(wave[:, here] * taper) for wave in (mine, theirs))
+            part, grad = _part(x, s, exponent, share, over, wanted)
+            value += part
+            if grad is not None:
+                cut = torch.fft.irfft(grad, n=window, norm="forward").mul_(taper).unflatten(2, (4, hop))
+                for i in range(4):
+                    line[:, first + i : first + i + cut.shape[1]] += cut[:, :, i]
         if wanted:
-            ctx.save_for_backward(torch.cat(grads))
-        return torch.cat(values)
+            ctx.save_for_backward(line.flatten(1)[:, 3 * hop : 3 * hop + est.shape[1]])
+        return value
 
     @staticmethod
     @once_differentiable
@@ -78,11 +78,10 @@ class _Distance(torch.autograd.Function):
         return grad * outer.unsqueeze(1), None, None, None, None, None
 
 
-def _clips(
-    est: Tensor, near: Tensor, window: int, exponent: float, share: float, over: float, wanted: bool
-) -> tuple[Tensor, Tensor]:
-    """-> (value [b], its derivative with respect to est [b, T]; nothing where it isn't wanted)"""
-    x, s = spectrum(est, window), spectrum(near, window)
+def _part(
+    x: Tensor, s: Tensor, exponent: float, share: float, over: float, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Spectra of est and near [B, n, F] -> (value [B], d/dRe + i d/dIm of it with respect to x, ready for irfft)."""
     re, im = x.real, x.imag
     power, scale, size = _compressed(re, im, exponent)
     near_scale, near_size = _compressed(s.real, s.imag, exponent)[1:]
@@ -95,7 +94,7 @@ def _clips(
         error.addcmul_(missing, missing, value=over)
     value = error.mean(2).sum(1)
     if not wanted:
-        return value, est
+        return value, None
     # dE^c = p^((c-1)/2) (dE + (c-1)/p Re(E* dE) E) and d|E|^c = c |E|^c / p Re(E* dE): both have a part along E
     along = (u_re * re).addcmul_(u_im, im).mul_(2 * (1 - share) * (exponent - 1)).mul_(scale)
     pull = less.mul_(2 * share)
@@ -105,7 +104,9 @@ def _clips(
     scale.mul_(2 * (1 - share))
     g_re = u_re.mul_(scale).addcmul_(along, re).neg_()
     g_im = u_im.mul_(scale).addcmul_(along, im).neg_()
-    return value, _back(torch.complex(g_re, g_im).div_(x.shape[2]), est, window)
+    grad = torch.complex(g_re, g_im).div_(x.shape[2])
+    grad[..., 1:-1] *= 0.5  # irfft counts the bins between DC and Nyquist twice
+    return value, grad
 
 
 def _compressed(re: Tensor, im: Tensor, exponent: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,15 +116,11 @@ def _compressed(re: Tensor, im: Tensor, exponent: float) -> tuple[Tensor, Tensor
     return power, scale, power.sqrt().mul_(scale)
 
 
-def _back(grad: Tensor, like: Tensor, window: int) -> Tensor:
-    """Derivatives with respect to `spectrum` [b, L, F], d/dRe + i d/dIm -> with respect to its argument [b, T]."""
-    hop, (count, num_samples) = window // 4, like.shape
-    grad[..., 1:-1] *= 0.5  # irfft counts the bins between DC and Nyquist twice
-    cut = torch.fft.irfft(grad, n=window, norm="forward").mul_(_window(window, like)).unflatten(2, (4, hop))
-    line = like.new_zeros(count, cut.shape[1] + 3, hop)
-    for i in range(4):
-        line[:, i : i + cut.shape[1]] += cut[:, :, i]
-    return line.flatten(1)[:, 3 * hop : 3 * hop + num_samples]
+def _frames(x: Tensor, window_samples: int) -> Tensor:
+    """[B, T] -> a view [B, L, window] of the padded wave, see `spectrum`."""
+    hop = window_samples // 4
+    behind = -x.shape[1] % hop + 3 * hop
+    return functional.pad(x, (3 * hop, behind)).unfold(1, window_samples, hop)
 
 
 def _window(window_samples: int, like: Tensor) -> Tensor:

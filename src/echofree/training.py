@@ -128,7 +128,8 @@ def build_loop(
     from echofree.sizing import settle
 
     source, task = parts.source, parts.task
-    ahead = early_part(config.train.front_end, parts.model, device)
+    # without workers it'd be done at the same place either way, and count as waiting for data
+    ahead = early_part(config.train.front_end, parts.model, device) if config.data.num_workers else None
     model = parts.model.to(device)
     train, valid = source.split("train"), source.split("valid")
     about = describe(model) if world.is_first else ""  # before the strategy: afterwards no rank may call it alone

@@ -77,6 +77,17 @@ def test_train_words_compose(command: str, tmp_path: Path, monkeypatch: pytest.M
     compose(words)
 
 
+def test_every_recipe_is_told_with_a_command_that_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `python -m echofree.train ([^`]+)` \|", text, re.MULTILINE))
+    assert sorted(told) == sorted(path.stem for path in (ROOT / "experiments/experiment").glob("*.yaml"))
+    for name, words in told.items():
+        assert f"experiment={name}" in words.split()
+        given = [re.sub(r"/path/to/\w+", str(tmp_path), word) for word in words.split()]
+        compose([word for word in given if "DATE_TIME" not in word])
+
+
 def write_files(folder: Path) -> None:
     """The files that the README shows, at their places."""
     for mark, _, text in blocks(README):

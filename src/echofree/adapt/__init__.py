@@ -71,6 +71,7 @@ def run(words: Words) -> int:
     from echofree.checkpoint import find, load_model, run_of
     from echofree.config.frozen import freeze
     from echofree.process import num_threads
+    from echofree.shipped import place
 
     torch.set_num_threads(num_threads(1, 1))  # as evaluate: a thread that waits for a core costs most
     numbers = {key: number(words, key, 0.0) for key in ("min_gain", "max_drop", "min_s", "lr", "replay", "seed")}
@@ -94,7 +95,7 @@ def run(words: Words) -> int:
             f"only {seconds:.1f} s of echo alone were found, min_s={numbers['min_s']:g} are needed: let the device "
             "play speech for half a minute while nobody talks, and record both sides"
         )
-    out = output(words, run_of(checkpoint))
+    out = output(words, place(run_of(checkpoint)))
     remix = method.remix_node(out, found, words, model.sample_rate, counts["clips"])
     exam = judge.Exam(found, remix, plain, model.sample_rate, counts["clips"])
     before = exam.scores(model)

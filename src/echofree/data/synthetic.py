@@ -109,7 +109,7 @@ class Synthetic:
         sample_rate: int = 16000,
         segment_s: float = 4.0,
         test_segment_s: float = 8.0,
-        num_train: int = 2000,
+        num_train: int = 1600,
         num_valid: int = 64,
         num_test: int = 64,
         num_rooms: int = 96,

@@ -56,11 +56,11 @@ def load(name: str) -> tuple[Any, str, Path]:
         from echofree.config.build import build_model
 
         return build_model(composed(["model=linear"])).eval(), "linear", Path("export") / "linear"
-    from echofree import checkpoint
+    from echofree import checkpoint, shipped
 
     folder = checkpoint.find(name)
     model, _ = checkpoint.load_model(folder)
-    return model, str(folder), checkpoint.run_of(folder) / "export"
+    return model, str(folder), shipped.place(checkpoint.run_of(folder)) / "export"
 
 
 if __name__ == "__main__":
