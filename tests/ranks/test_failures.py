@@ -214,7 +214,8 @@ def test_signals_to_the_launcher(
     assert time.monotonic() - began < (30.0 if code == 75 else END_S)  # saving may take its time
     assert job.facts["status"] == status
     saved = list((job.run / "checkpoints").glob("step-*/manifest.json"))
-    assert len(saved) == (1 if code == 75 else 0)
+    # the second signal cuts a save short; on a busy machine the first one's may be over before it comes
+    assert len(saved) == 1 if code == 75 else len(saved) <= 1
 
 
 @pytest.mark.slow
