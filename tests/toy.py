@@ -27,6 +27,7 @@ from echofree.dist.world import World, join
 from echofree.log import Position
 from echofree.loop import Loop
 from echofree.optim import build_optimizer
+from echofree.parts import Parts
 from echofree.rundir import RunDir
 from echofree.stop import StopFlag
 from echofree.training import early_part
@@ -159,7 +160,7 @@ class Toy:
         valid = self.valid or (ToyData(self.valid_clips, seed=1) if self.valid_clips else None)
         torch.manual_seed(self.seed)
         model = self.model()
-        ahead = early_part(config.train.front_end, model, CPU)
+        ahead = early_part(config.train.front_end, Parts(data, model, self.task), CPU)
         torch.manual_seed(1000 + self.seed + world.rank)
         amp = self.amp or Amp(config.train.precision.value, CPU)
         strategy = build_strategy(config.dist, model, amp, world)

@@ -94,6 +94,11 @@ class Batch:
     def __len__(self) -> int:
         return self.mic.shape[0]
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """What a model gets beside mic and far: what was done ahead, if anything was."""
+        return {} if self.front is None else {"front": self.front}
+
     def map(self, function: Any) -> Batch:
         """A batch with `function` applied to every tensor."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -212,7 +217,11 @@ class Metric(Protocol):
 
 
 class Task(Protocol):
-    """Says what a batch means. Distillation is a task."""
+    """Says what a batch means. Distillation is a task.
+
+    One that gives `Batch.given` to the model says so by an attribute passes_front = True; for others nothing is done
+    ahead (see `Model`).
+    """
 
     def weight(self, batch: Batch) -> float:
         """What the batch counts in a step, known before the model ran: seconds of valid audio."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from echofree import shipped
 from echofree.errors import CheckpointError, ConfigError
 
 log = logging.getLogger("echofree")
@@ -68,7 +69,7 @@ def run_dir_of(path: str | Path) -> Path:
     Raises:
         ConfigError: neither.
     """
-    given = Path(path).expanduser()
+    given = shipped.named(path) or Path(path).expanduser()
     for folder in (given, given.parent.parent):
         if (folder / "config.yaml").is_file():
             return folder

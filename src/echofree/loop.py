@@ -7,7 +7,6 @@ device except on a logging step.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -18,17 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from echofree import __version__, checkpoint, snapshot, space
-from echofree.config.schema import Mode, Nonfinite
+from echofree.config.schema import Mode
 from echofree.contracts import Batch, Dataset, Logger, Task
 from echofree.data.loader import Ahead, Plan, TrainLoader, board, eval_batches, eval_loader
 from echofree.dist.straggler import Stragglers
 from echofree.dist.strategy import Amp
 from echofree.dist.watchdog import Pulse
 from echofree.dist.world import World
-from echofree.errors import NonFiniteError
 from echofree.forgetting import Guard
 from echofree.log import Position, RankLog
 from echofree.meter import peak_mb
@@ -36,6 +33,7 @@ from echofree.optim import Ema, Schedule
 from echofree.progress import Progress
 from echofree.rundir import RunDir
 from echofree.saver import Saver
+from echofree.signs import Signs, not_finite
 from echofree.stop import StopFlag
 from echofree.window import Window
 
@@ -112,8 +110,7 @@ class Loop:
         self.replicas = world.size // strategy.data_size  # ranks that see the same batch
         self.window = Window()
         self.peaks_mb: list[float] = []  # the most memory each rank has held, at the latest logging step
-        self._losses: list[float] = []
-        self._first_weights: list[Tensor] | None = None
+        self.signs: Signs | None = None  # from the first step on
         self.schedule = Schedule(optimizer, config.optim, self.total_steps)
         decay = config.train.ema_decay
         self.ema = Ema(strategy.named(), decay) if decay else None
@@ -166,7 +163,7 @@ class Loop:
         self.pulse.board = loader.board
         self.strategy.model.train()
         self.progress.done = self.progress.initial = state.step
-        self._watch_weights()
+        self.signs = self.signs or Signs(self.strategy.parameters if self.state.step == 0 else ())
         if self.guard is not None and self.guard.before is None:
             self.guard.begin(mean_scores(self.evaluate(self.guard.dataset)))
         if not self.window.loss:
@@ -194,7 +191,7 @@ class Loop:
         loader = self.make_loader((state.epoch, state.step_in_epoch))
         self.pulse.board = loader.board
         self.strategy.model.train()
-        self._watch_weights()
+        self.signs = self.signs or Signs(self.strategy.parameters if self.state.step == 0 else ())
         self.window = Window()  # the clock starts now
         try:
             for _ in range(count):
@@ -369,9 +366,12 @@ class Loop:
         for text in self.stragglers.compare(told, wall / len(finite)) if told else []:
             log.warning("%s", text)
         if bad:
-            self._not_finite(window, finite, local.isfinite().cpu())
-        if weight:
-            self._help(loss)
+            steps = [i for i, ok in enumerate(finite.tolist()) if not ok]
+            scale = self.amp.scaler.get_scale() if self.amp.scaler.is_enabled() else None
+            folder, do = self.run.folder / "logs", self.config.train.nonfinite
+            not_finite(window, steps, local.isfinite().cpu(), scale, self.world, folder, do)
+        if weight and self.signs is not None:
+            self.signs.look(self.strategy.parameters, loss, state.step, self.lr)
         self.saver.watch(self.checkpoint_bytes)
 
     def _sum_and_tell(self, sums: list[float], window: Window, step_s: float) -> tuple[list[float], list[float]]:
@@ -391,51 +391,6 @@ class Loop:
             self.logger.log(record)
         if record["kind"] == "train":
             self.progress.update(0, loss=record["loss"], lr=record["lr"])
-
-    def _not_finite(self, window: Window, finite: Tensor, local_finite: Tensor) -> None:
-        """Every rank comes here together, since the gradient norm is equal everywhere."""
-        steps = [i for i, ok in enumerate(finite.tolist()) if not ok]
-        mine = [i for i in steps if not local_finite[i]]
-        gathered = self.world.gather([(window.names[i][0], window.names[i][1]) for i in (mine or [])])
-        culprits = sorted({(step, name) for part in gathered for step, names in part for name in names})
-        if not culprits and self.amp.scaler.is_enabled() and self.amp.scaler.get_scale() >= 1:
-            return  # the loss scale was too high and is lower now: no fault of the data
-        if not culprits:  # every loss was finite, only a gradient wasn't
-            gathered = self.world.gather([window.names[i] for i in steps])
-            culprits = sorted({(step, name) for part in gathered for step, names in part for name in names})
-        path = self.run.folder / "logs" / "nonfinite.jsonl"
-        if self.world.is_first:
-            with open(path, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps({"step": step, "clip": name}) + "\n" for step, name in culprits)
-        first = window.names[steps[0]][0]
-        text = (
-            f"{len(steps)} step(s) had a loss or gradient that isn't finite, the first is step {first}; the clips in "
-            f"them are "
-            f"listed in {path}"
-        )
-        if self.config.train.nonfinite is Nonfinite.stop:
-            raise NonFiniteError(
-                f"{text}. train.nonfinite=skip leaves such steps out; a lower optim.lr often cures the cause"
-            )
-        log.warning("%s; left out (train.nonfinite=skip)", text)
-
-    def _watch_weights(self) -> None:
-        if self.state.step == 0:
-            self._first_weights = [p.detach().flatten()[:8].clone() for p in self.strategy.parameters]
-
-    def _help(self, loss: float) -> None:
-        """Warnings for the two silent ways of not training."""
-        if self._first_weights is not None:
-            pairs = zip(self._first_weights, self.strategy.parameters, strict=True)
-            if all(torch.equal(a, p.detach().flatten()[:8]) for a, p in pairs):
-                log.warning(
-                    "the weights have not moved after %d steps: is optim.lr (%g) zero?", self.state.step, self.lr
-                )
-            self._first_weights = None
-        if len(self._losses) < 3:
-            self._losses.append(loss)
-            if len(self._losses) == 3 and len(set(self._losses)) == 1:
-                log.warning("the loss has been exactly %g three times in a row: does it depend on the weights?", loss)
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 

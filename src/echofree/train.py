@@ -23,7 +23,7 @@ from echofree.errors import (
 )
 from echofree.parts import Parts, build, check_fit
 from echofree.slurm import again, env, guard
-from echofree.training import choose_device, run_config
+from echofree.training import Rank, choose_device, run_config
 
 if TYPE_CHECKING:
     import torch
@@ -438,7 +438,8 @@ def run_joined(
     watchdog = Watchdog(pulse, position, world, run, *limits, rank_log.path)
     watchdog.start()
     try:
-        outcome = run_config(config, run, world, device, position, rank_log, pulse, parts or build(config, begun(run)))
+        parts = parts or build(config, begun(run))
+        outcome = run_config(Rank(config, run, world, device, position, rank_log, pulse, parts))
         world.barrier()  # a preempted rank's exit code ends the others: rank 0 has to be through with its notes
     except BaseException:
         watchdog.stop(failed=True)

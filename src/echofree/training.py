@@ -32,6 +32,29 @@ log = logging.getLogger("echofree")
 
 
 @dataclass
+class Rank:
+    """What a rank has once it has met the others.
+
+    Attributes:
+        config: the frozen run config.
+        run: its directory.
+        device: where this rank computes.
+        position, rank_log: of its log.
+        pulse: where the watchdog sees what it is at.
+        parts: what the config names.
+    """
+
+    config: Any
+    run: RunDir
+    world: World
+    device: torch.device
+    position: Position
+    rank_log: RankLog
+    pulse: Pulse
+    parts: Parts
+
+
+@dataclass
 class Built:
     """A loop and what was learnt while it was built.
 
@@ -50,16 +73,7 @@ class Built:
     held: int
 
 
-def run_config(
-    config: Any,
-    run: RunDir,
-    world: World,
-    device: torch.device,
-    position: Position,
-    rank_log: RankLog,
-    pulse: Pulse,
-    parts: Parts,
-) -> Outcome:
+def run_config(rank: Rank) -> Outcome:
     """The whole run, in order."""
     import torch
 
@@ -67,11 +81,12 @@ def run_config(
     from echofree.stop import FILE as STOP_FILE
     from echofree.stop import StopFlag, seconds
 
+    config, run, world, parts = rank.config, rank.run, rank.world, rank.parts
     stop = StopFlag(seconds(config.train.max_time), run.folder / STOP_FILE)
     stop.install()
     torch.set_num_threads(config.dist.threads or num_threads(world.local_size, config.data.num_workers))
     settle_algorithms(config.train.deterministic)
-    built = build_loop(config, run, world, device, position, rank_log, pulse, parts, stop)
+    built = build_loop(rank, stop)
     loop = built.loop
     begin(built, parts)
     status = "failed"  # unless all of it is done
@@ -100,17 +115,7 @@ def run_config(
     return outcome
 
 
-def build_loop(
-    config: Any,
-    run: RunDir,
-    world: World,
-    device: torch.device,
-    position: Position,
-    rank_log: RankLog,
-    pulse: Pulse,
-    parts: Parts,
-    stop: StopFlag,
-) -> Built:
+def build_loop(rank: Rank, stop: StopFlag) -> Built:
     """Shares the model out, settles the batch size, and puts the loop together."""
     import numpy as np
     import torch
@@ -127,9 +132,10 @@ def build_loop(
     from echofree.rehearsal import Rehearsal, longest_samples
     from echofree.sizing import settle
 
+    config, run, world, device, parts = rank.config, rank.run, rank.world, rank.device, rank.parts
     source, task = parts.source, parts.task
     # without workers it'd be done at the same place either way, and count as waiting for data
-    ahead = early_part(config.train.front_end, parts.model, device) if config.data.num_workers else None
+    ahead = early_part(config.train.front_end, parts, device) if config.data.num_workers else None
     model = parts.model.to(device)
     train, valid = source.split("train"), source.split("valid")
     about = describe(model) if world.is_first else ""  # before the strategy: afterwards no rank may call it alone
@@ -161,8 +167,8 @@ def build_loop(
         return TrainLoader(train, plan, strategy.data_rank, config.train.epochs, start, *workers, pin, ahead)
 
     loop = Loop(
-        config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, position, stop, device,
-        rank_log, pulse
+        config, world, strategy, amp, task, optimizer, plan, make_loader, valid, run, logger, rank.position, stop,
+        device, rank.rank_log, rank.pulse
     )  # fmt: skip
     loop.ahead = ahead
     loop.guard = build_guard(config, source, run)
@@ -237,9 +243,8 @@ def _score_test_clips(loop: Loop, parts: Parts) -> None:
     from echofree.config.build import build_model
     from echofree.final import final_scores
 
-    torch.set_num_threads(
-        loop.config.dist.threads or num_threads(loop.world.local_size, 0)
-    )  # the loader's cores are free
+    # the loader's cores are free now
+    torch.set_num_threads(loop.config.dist.threads or num_threads(loop.world.local_size, 0))
     bar = loop.bar(None, "test clips")
     # shards can't be called clip by clip: then every rank scores its clips with a model of its own
     scored = loop.strategy.bare if loop.strategy.whole else build_model(loop.config).to(loop.device)
@@ -315,16 +320,18 @@ def _without_memory(error: RuntimeError | MemoryError, loop: Loop) -> str:
     return ""
 
 
-def early_part(where: FrontEndPlace, model: torch.nn.Module, device: torch.device) -> Ahead | None:
-    """What the loader's workers do of `model` while the step before is computed; None: nothing.
+def early_part(where: FrontEndPlace, parts: Parts, device: torch.device) -> Ahead | None:
+    """What the loader's workers do of the model while the step before is computed; None: nothing.
 
     A GPU gets through a large batch hop by hop faster than a few cores do; a CPU has the workers' cores beside."""
     from echofree.config.schema import FrontEndPlace
 
-    ask = getattr(model, "ahead", None)
+    ask = getattr(parts.model, "ahead", None)
+    if ask is None or not getattr(parts.task, "passes_front", False):
+        return None
     if where is FrontEndPlace.auto:
         where = FrontEndPlace.device if device.type == "cuda" else FrontEndPlace.workers
-    return ask() if ask is not None and where is FrontEndPlace.workers else None
+    return ask() if where is FrontEndPlace.workers else None
 
 
 def choose_device(asked: str, world: World) -> torch.device:

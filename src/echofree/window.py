@@ -12,7 +12,7 @@ from echofree.contracts import Batch
 
 
 class Window:
-    """What happened since the last logging step. Device values stay on the device until `read`."""
+    """What happened since the last logging step. Device values stay on the device until the loop logs them."""
 
     def __init__(self) -> None:
         self.start, self.wait_s, self.clips, self.audio_s = time.perf_counter(), 0.0, 0, 0.0

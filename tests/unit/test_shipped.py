@@ -6,7 +6,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +73,22 @@ def test_a_folder_of_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.M
     assert shipped.named("tiny") is None
     with pytest.raises(CheckpointError, match="tiny holds no complete checkpoint"):
         checkpoint.find("tiny")
+
+
+@pytest.mark.slow
+def test_verbs_take_the_name(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """As the README says, and what they make of it stands where the user is."""
+    before = {path: path.stat().st_mtime_ns for path in shipped.WEIGHTS.rglob("*")}
+    cli("evaluate", "checkpoint=tiny", "limit=1", cwd=tmp_path).check()
+    assert (tmp_path / "outputs/tiny/evaluate/synthetic-test/scores.json").is_file()
+    quick = ["debug=quick", "train.batch_size=2", "data.num_train=8", "data.num_valid=2", "train.final_test=false"]
+    cli("train", "init_from=tiny", "data.replay.share=0.25", *quick, cwd=tmp_path).check()
+    (run,) = (tmp_path / "outputs/debug").glob("*/run.json")
+    assert json.loads(run.read_text())["parent"]["run_id"] == checkpoint.manifest(checkpoint.find("tiny"))["run_id"]
+    if find_spec("onnxruntime") and find_spec("onnx"):
+        cli("export", "checkpoint=tiny", "export=onnx", "export.minutes=0.05", cwd=tmp_path).check()
+        assert (tmp_path / "outputs/tiny/export/onnx/model.onnx").is_file()
+    assert before == {path: path.stat().st_mtime_ns for path in shipped.WEIGHTS.rglob("*")}
 
 
 def test_nothing_is_written_into_the_package(tmp_path: Path) -> None:

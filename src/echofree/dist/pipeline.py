@@ -46,13 +46,11 @@ class Tail(nn.Module):
         self.heard: Mapping[str, Any] | None = None
         self.details: bool | None = None  # what the task asked for last: so it will be prepared next time
 
-    def forward(
-        self, mic: Tensor, far: Tensor, details: bool = False, front: State | None = None
-    ) -> Tensor | dict[str, Any]:
+    def forward(self, mic: Tensor, far: Tensor, details: bool = False, **given: Any) -> Tensor | dict[str, Any]:
         heard, x = self.heard, self.received
         assert x is not None, "set before the task is asked"
         if heard is None or self.details is not details:
-            heard, self.details = enter(self.inner, mic, far, details, front)[1], details
+            heard, self.details = self.inner.enter(mic, far, details, **given)[1], details
         latent = x
         for block in self.blocks:
             latent, x = x, block(x)
@@ -64,12 +62,6 @@ class Tail(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__["inner"], name)
-
-
-def enter(model: Any, mic: Tensor, far: Tensor, details: bool, front: State | None) -> tuple[Tensor, dict[str, Any]]:
-    """`model.enter`; only a model that offers `ahead` knows what `front` is."""
-    found: tuple[Tensor, dict[str, Any]] = model.enter(mic, far, details, **({} if front is None else {"front": front}))
-    return found
 
 
 class Part(nn.Module):
@@ -186,7 +178,8 @@ class Pipeline:
         if not self.first and not self.last:
             return None
         packed: Tensor
-        packed, heard = enter(self.model, batch.mic, batch.far, bool(details), batch.front)
+        enter: Any = self.model.enter
+        packed, heard = enter(batch.mic, batch.far, bool(details), **batch.given)
         self._heard = heard if self.last else None
         return packed if self.first else None
 

@@ -79,6 +79,7 @@ def plan(config: Any) -> Any:
         rendezvous=dist.rendezvous,
         interface=dist.interface,
         threads=dist.threads,
+        front_end=config.train.front_end.value,
         output_root=str(config.output_root),
         data_root=None if root is None else str(root),
     )

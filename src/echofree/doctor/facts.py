@@ -54,6 +54,7 @@ class Plan:
     rendezvous: str | None = None
     interface: str | None = None
     threads: int = 0
+    front_end: str = "auto"
     output_root: str = "outputs"
     data_root: str | None = None
 

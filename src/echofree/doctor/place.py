@@ -7,7 +7,7 @@ from echofree.doctor.facts import Facts
 
 # Estimates, rough on purpose: a process that has imported torch, and a loader worker forked from it.
 RANK_MB, WORKER_MB = 500, 150
-CLIP_FIELDS = 11  # float32 arrays of a clip: mic, far, near, echo, noise, and the six signals of the front end
+CLIP_FIELDS, FRONT_FIELDS = 5, 6  # float32 arrays of a clip: mic, far, near, echo, noise; and what a front end makes
 SAMPLE_RATE_HZ = 16000
 SMALL_SHM_MB = 64  # what a container gets when nobody asks for more
 FEW_FILES = 1024
@@ -31,7 +31,9 @@ EXTRAS = {
 def shared_memory(facts: Facts) -> Check:
     """Loader workers hand batches over in /dev/shm."""
     name, plan = "/dev/shm", facts.plan
-    num_bytes = plan.batch_size * plan.clip_s * SAMPLE_RATE_HZ * CLIP_FIELDS * 4
+    ahead = plan.front_end == "workers" or (plan.front_end == "auto" and not facts.gpus)
+    fields = CLIP_FIELDS + FRONT_FIELDS * ahead
+    num_bytes = plan.batch_size * plan.clip_s * SAMPLE_RATE_HZ * fields * 4
     need_mb = int(plan.ranks * plan.workers * (plan.prefetch + 1) * num_bytes / 2**20)
     remedy = "in a container: --shm-size=8g (or --ipc=host); else data.num_workers=0, or a smaller data.prefetch_factor"
     if facts.shm_mb is None:

@@ -33,10 +33,10 @@ DC_CUTOFF_HZ = 5.0  # turns 100 Hz by 3 degrees
 HIGH_PASS_HZ = 50.0
 FAR_ACTIVE = 1e-8  # mean square of the far end: -80 dB below full scale
 START_VARIANCE = 1.0  # variance of the newest partition at the start, in units of mean |mic|^2 / mean |far|^2
-START_DECAY_S = (
-    0.3  # and of the others: the decay of a room of this reverberation time (-60 dB), so that a talker who is
-)
-START_LEAST = 0.05  # there from the first word on isn't taken for echo; a bulk delay may still put the echo anywhere
+# And of the others: the decay of a room of this reverberation time (-60 dB), so that a talker who is there from the
+# first word on isn't taken for echo; but not below the second number: a bulk delay may put the echo anywhere.
+START_DECAY_S = 0.3
+START_LEAST = 0.05
 MAX_PATH_GAIN = 4.0  # upper limit of that ratio, beyond which the microphone surely hears more than echo
 VARIANCE_FLOOR = 1e-7
 INT16 = 32768.0  # one side in [-1, 1], the other in 16-bit counts: seen, and no obstacle

@@ -23,7 +23,7 @@ from echofree.errors import ConfigError
 from echofree.loss import valid_samples
 from echofree.task.cache import Cache, key_of
 from echofree.task.imitate import BAND_SHARE, SELECTS, Gain, Latent, Output
-from echofree.task.supervised import Supervised
+from echofree.task.supervised import Supervised, ask
 from echofree.task.teacher import find_teacher
 
 TERMS = ("output", "gain", "latent")
@@ -46,6 +46,8 @@ class Distill:
     Raises:
         ConfigError: no such teacher, numbers that can't be.
     """
+
+    passes_front = True
 
     def __init__(
         self,
@@ -153,14 +155,7 @@ class Distill:
         return total, seconds, {**parts, **told}
 
     def _student(self, model: torch.nn.Module, batch: Batch) -> dict[str, Any]:
-        front = {} if batch.front is None else {"front": batch.front}
-        if not self.needs:
-            return {"est": model(batch.mic, batch.far, **front)}
-        out = dict(model(batch.mic, batch.far, details=True, **front))
-        missing = [name for name in ("est", *self.needs) if name not in out]
-        if missing:
-            raise ConfigError(f"The loss and the teacher need {', '.join(missing)}; the model returns {', '.join(out)}")
-        return out
+        return ask(model, batch, self.needs, "The loss with its teacher")
 
     def _aligned(self, model: Any) -> Latent:
         facts = self.teacher.facts

@@ -39,6 +39,8 @@ class QuantAware:
             weights.
     """
 
+    passes_front = True
+
     def __init__(
         self,
         loss: Loss,

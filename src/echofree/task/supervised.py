@@ -25,6 +25,8 @@ class Supervised:
         aecmos_cut: which part of a clip AECMOS hears, if it is among the metrics: whole | challenge.
     """
 
+    passes_front = True
+
     def __init__(self, loss: Loss, metrics: Sequence[str], sample_rate: int, aecmos_cut: str = "whole"):
         self.loss_fn = loss
         self.sample_rate = int(sample_rate)
@@ -39,17 +41,7 @@ class Supervised:
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
         """What the model gives for a batch, always with "est" [B, T]."""
-        front = {} if batch.front is None else {"front": batch.front}
-        if not self.loss_fn.needs:
-            return {"est": model(batch.mic, batch.far, **front)}
-        out: Mapping[str, Any] = model(batch.mic, batch.far, details=True, **front)
-        missing = [name for name in ("est", *self.loss_fn.needs) if name not in out]
-        if missing:
-            raise ConfigError(
-                f"The loss needs {', '.join(missing)} and the model returns only {', '.join(out)}. "
-                "Choose loss=default, which needs the wave alone, or another model"
-            )
-        return out
+        return ask(model, batch, self.loss_fn.needs, "The loss")
 
     @torch.no_grad()
     def evaluate(self, model: torch.nn.Module, batch: Batch) -> list[dict[str, Any]]:
@@ -85,3 +77,21 @@ class Supervised:
         one = replace(batch.map(lambda t: t[i : i + 1]), name=batch.name[i : i + 1])
         total, weight, _ = self.loss_fn(piece, one)
         return float(total / weight) if weight > 0 else math.nan
+
+
+def ask(model: torch.nn.Module, batch: Batch, needs: Sequence[str], who: str) -> dict[str, Any]:
+    """What the model gives for a batch: "est" [B, T], and `needs` where there are any.
+
+    Raises:
+        ConfigError: it doesn't give what `who` needs.
+    """
+    if not needs:
+        return {"est": model(batch.mic, batch.far, **batch.given)}
+    out: dict[str, Any] = dict(model(batch.mic, batch.far, details=True, **batch.given))
+    missing = [name for name in ("est", *needs) if name not in out]
+    if missing:
+        raise ConfigError(
+            f"{who} needs {', '.join(missing)} and the model returns only {', '.join(out)}. "
+            "Choose loss=default, which needs the wave alone, or another model"
+        )
+    return out

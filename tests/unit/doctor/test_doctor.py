@@ -127,6 +127,7 @@ CASES: list[tuple[Callable[[Facts], Check], dict[str, Any], str, str, str]] = [
     (place.shared_memory, {"shm_mb": 64}, "fail", "64 MB", "data.num_workers=0"),
     (place.shared_memory, {"shm_mb": 500}, "warn", "500 MB", "--shm-size"),
     (place.shared_memory, {"shm_mb": 64, "plan": Plan(workers=0)}, "pass", "64 MB", ""),
+    (place.shared_memory, {"shm_mb": 500, "plan": Plan(front_end="device")}, "pass", "117 MB", ""),
     (place.open_files, {"files_soft": 256, "files_hard": 4096}, "fail", "256", "ulimit -n 4096"),
     (place.open_files, {"files_soft": 1024, "plan": Plan(ranks=16)}, "warn", "16 ranks", "ulimit -n 65536"),
     (place.disk, {"disk_writable": "/x is a file"}, "fail", "/x is a file", "output_root="),
