@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm.jobs import Job, ask, train, until
+from slurm.jobs import PYTHON, Job, ask, train, until
 
 pytestmark = pytest.mark.slurm
 
@@ -88,6 +88,24 @@ def test_requeued_by_hand(submit: Callable[..., Job], unbroken: list[tuple[int, 
     goes_on(job)
     record = is_whole(job, unbroken, {"requeue": 1})
     assert [stop["kind"] for stop in record["stops"]] == ["requeue"]
+
+
+def test_out_of_time_under_torchrun(submit: Callable[..., Job], unbroken: list[tuple[int, float]]) -> None:
+    """--signal=TERM@n, sent by hand: torchrun hands it on, its ranks save, and the job comes back."""
+    words = train(*WORDS).split(" ", 1)[1]
+    script = f"""
+        head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)
+        srun {PYTHON} -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d \\
+            --rdzv-endpoint=$head:29500 --rdzv-id=$SLURM_JOB_ID {words}
+    """
+    job = submit(script, *TWO, "--signal=TERM@60")
+    for restart in (1, 2):
+        job.reaches(10 * restart)
+        ask("scancel", "--signal=TERM", job.number)
+        until(lambda n=restart: int(job.facts.get("Restarts", 0)) == n and job.state == "RUNNING", 60, job.told)
+    record = is_whole(job, unbroken, {"timeout": 2})
+    assert [stop["requeued"] for stop in record["stops"]] == [True, True]
+    assert record["world"]["source"] == "torchrun"
 
 
 def test_a_node_is_lost(submit: Callable[..., Job], unbroken: list[tuple[int, float]]) -> None:

@@ -6,10 +6,12 @@ import csv
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,23 @@ def test_the_launcher_follows_jobs_through_requeues(train, tmp_path):
         assert steps(sweep / str(number)) == list(range(1, 21))
         assert facts(sweep / str(number))["slurm"]["restart"] == 1
     assert facts(sweep / "0")["stop_counts"] == {"timeout": 1}
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="needs the extra sweep (optuna)")
+def test_optuna_gets_the_value_of_each_job(train, tmp_path):
+    """Two trials at a time, each batch an array; the best of its table is the best of the sweep's."""
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2"]
+    train(*TWO, *search, "optim.lr=interval(0.0001,0.01)", "data.num_train=16").check(0)
+    sweep = tmp_path / "sweep"
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["done"] * 4
+    assert len({row["optim.lr"] for row in rows}) == 4
+    found = (sweep / "optimization_results.yaml").read_text()
+    (best,) = (row for row in rows if row["is_best"] == "True")
+    assert float(re.findall(r"best_value: (\S+)", found)[0]) == pytest.approx(float(best["best"]))
+    assert float(re.findall(r"optim\.lr: (\S+)", found)[0]) == pytest.approx(float(best["optim.lr"]))
+    arrays = [str(job.job_id).partition("_")[0] for job in tickets.read(sweep)]
+    assert arrays[0] == arrays[1] != arrays[2] == arrays[3]
 
 
 def resources(sweep: Path, command: Sequence[str], **more: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -257,7 +258,7 @@ class Guard:
         """Preempted or out of time: rank 0 sees to the next start, the others stay until it has."""
         if early:
             self._say("asked to stop before the first step: nothing to save")
-        if self.task.rank == 0 or self.alone:
+        if self.task.rank == 0:
             self._requeue()
             return int(ExitCode.PREEMPTED)
         end, count = time.monotonic() + QUEUE_S, len(self.signals)
@@ -348,5 +349,12 @@ def _kill(pid: int, number: int) -> None:
 
 
 def wanted(environ: Mapping[str, str]) -> env.Task | None:
-    """The task to guard; None outside of a job, and for ranks that a launcher of ours has started."""
-    return None if "ECHOFREE_LAUNCHER_PID" in environ or PIPE in environ else env.found_in(environ)
+    """The task to guard; None outside of a job, and for ranks that a launcher of ours has started. torchrun's ranks all
+    descend from one task of each node: they have torchrun's numbers."""
+    if "ECHOFREE_LAUNCHER_PID" in environ or PIPE in environ:
+        return None
+    task = env.found_in(environ)
+    rank, size = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
+    if task is None or not (rank.isdigit() and size.isdigit()):
+        return task
+    return replace(task, rank=int(rank), size=int(size))
