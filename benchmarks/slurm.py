@@ -1,11 +1,13 @@
 """What a job on a cluster costs beside the bare thing, and whether it survives whatever the scheduler does.
 
-    python tests/slurm/cluster.py -- python benchmarks/slurm.py start [--rounds 5]
+    python tests/slurm/cluster.py -- python benchmarks/slurm.py start [--rounds 5] [--tasks-per-node 2]
     python tests/slurm/cluster.py -- python benchmarks/slurm.py soak [--stops 20]
 
 start: a job of two nodes with two ranks each, from sbatch to the end of its first optimizer step. Beside it `bare`: a
 script that a person would write, started by the same srun: import torch, init_process_group, the same model in
-DistributedDataParallel, one AdamW step on noise of the same size. In turn, medians; target: 1.2.
+DistributedDataParallel, one AdamW step on noise of the same size. In turn, medians; target: 1.2. Where both nodes are
+one machine with fewer cores than ranks, everything beyond torch that a rank does (composing the config, two loader
+workers that make scenes) waits for a core: --tasks-per-node 1 shows what is left of that.
 
 soak: one job of two ranks that is stopped again and again, by the signal of --signal (a time-out) and by a job of a
 higher partition (a preemption), each at a random moment. None may be lost: every stop is counted in run.json with its
@@ -25,10 +27,9 @@ import tempfile
 import time
 from pathlib import Path
 
-SIZE = ["-N2", "--ntasks-per-node=2"]
 QUIET = {"OMP_NUM_THREADS": "1"}
 TRAIN = ["-m", "echofree.train", "dist=ddp", "train.device=cpu", "train.log_every=1", "train.final_test=false"]
-FIRST = ["train.max_steps=1", "train.batch_size=4", "data.num_train=64", "data.num_valid=4"]
+FIRST = ["train.front_end=device", "train.max_steps=1", "train.batch_size=4", "data.num_train=64", "data.num_valid=4"]
 BARE = """
 import os, time
 import torch, torch.distributed as dist
@@ -84,11 +85,11 @@ def until_over(job: str, limit_s: float) -> str:
     return state
 
 
-def first_step(folder: Path, command: list[str], pattern: str) -> float:
+def first_step(folder: Path, command: list[str], pattern: str, tasks: int) -> float:
     """Seconds from sbatch to the file that the first step writes."""
     folder.mkdir()
     begin = time.time()
-    job = submit(folder, command, *SIZE)
+    job = submit(folder, command, "-N2", f"--ntasks-per-node={tasks}")
     end = begin + 120
     while not (found := [path for path in folder.glob(pattern) if path.stat().st_size]) and time.time() < end:
         time.sleep(0.01)
@@ -99,21 +100,27 @@ def first_step(folder: Path, command: list[str], pattern: str) -> float:
     return took
 
 
-def start(rounds: int) -> int:
+def start(rounds: int, tasks: int) -> int:
     ours, bare = [], []
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "bare.py").write_text(BARE)
         for number in range(rounds + 1):  # the first warms the caches
-            theirs = first_step(Path(name) / f"bare{number}", [sys.executable, f"{name}/bare.py"], "first")
+            theirs = first_step(Path(name) / f"bare{number}", [sys.executable, f"{name}/bare.py"], "first", tasks)
             mine = first_step(
-                Path(name) / f"ours{number}", [sys.executable, *TRAIN, *FIRST], "outputs/*/*/metrics.jsonl"
+                Path(name) / f"ours{number}", [sys.executable, *TRAIN, *FIRST], "outputs/*/*/metrics.jsonl", tasks
             )
             print(f"round {number}: bare {theirs:.2f} s, echofree {mine:.2f} s", flush=True)
             if number:
                 bare.append(theirs)
                 ours.append(mine)
     ratio = statistics.median(ours) / statistics.median(bare)
-    result = {"bare_s": statistics.median(bare), "ours_s": statistics.median(ours), "ratio": ratio, "rounds": rounds}
+    result = {
+        "bare_s": statistics.median(bare),
+        "ours_s": statistics.median(ours),
+        "ratio": ratio,
+        "rounds": rounds,
+        "tasks_per_node": tasks,
+    }
     print(json.dumps({key: round(value, 3) for key, value in result.items()}))
     return int(ratio > 1.2)
 
@@ -174,10 +181,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["start", "soak"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tasks-per-node", type=int, default=2)
     parser.add_argument("--stops", type=int, default=20, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    return start(asked.rounds) if asked.what == "start" else soak(asked.stops, asked.seed)
+    return start(asked.rounds, asked.tasks_per_node) if asked.what == "start" else soak(asked.stops, asked.seed)
 
 
 if __name__ == "__main__":
