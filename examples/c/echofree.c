@@ -174,9 +174,36 @@ static Fft new_fft(int n) {
     return f;
 }
 
+static Complex plus(Complex a, Complex b) { return (Complex){a.re + b.re, a.im + b.im}; }
+
+static Complex minus(Complex a, Complex b) { return (Complex){a.re - b.re, a.im - b.im}; }
+
+/* The four outputs of a transform of four. */
+static void four(Complex a, Complex b, Complex c, Complex d, Complex *out, int step) {
+    Complex even = plus(a, c), odd = plus(b, d), left = minus(a, c), right = minus(b, d);
+    out[0] = plus(even, odd);
+    out[step] = (Complex){left.re + right.im, left.im - right.re};
+    out[2 * step] = minus(even, odd);
+    out[3 * step] = (Complex){left.re - right.im, left.im + right.re};
+}
+
 static void transform(const Fft *f, const Complex *in, int stride, Complex *out, int n) {
     if (n == 1) {
         out[0] = in[0];
+        return;
+    }
+    if (n == 4) {
+        four(in[0], in[stride], in[2 * stride], in[3 * stride], out, 1);
+        return;
+    }
+    if (n % 4 == 0) { /* most of the work: hops are powers of two, or nearly */
+        int m = n / 4;
+        for (int q = 0; q < 4; q++) transform(f, in + q * stride, stride * 4, out + q * m, m);
+        for (int k = 0; k < m; k++) {
+            const Complex *turn = f->turn + k * stride;
+            four(out[k], times(out[m + k], turn[0]), times(out[2 * m + k], turn[k * stride]),
+                 times(out[3 * m + k], turn[2 * k * stride]), out + k, m);
+        }
         return;
     }
     int r = n % 2 == 0 ? 2 : n % 3 == 0 ? 3 : n % 5 == 0 ? 5 : 0, m = r ? n / r : 0;

@@ -103,7 +103,7 @@ class World:
         """Ranks on this machine whose process has ended."""
         node = range(self.rank - self.local_rank, min(self.rank - self.local_rank + self.local_size, self.size))
         known = [r for r in node if r < len(self.pids) and self.hosts[r] == self.hosts[self.rank]]
-        return [r for r in known if not exists(self.pids[r])]
+        return [r for r in known if r != self.rank and not exists(self.pids[r])]
 
     def close(self) -> None:
         """Leave the group; to be called on the good path only, after the model is freed (an exception leaves without
