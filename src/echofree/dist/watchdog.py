@@ -1,10 +1,10 @@
 """Notices that a run stands still, says which rank, where and why, and ends it.
 
-Each rank has one thread that looks once a second whether the main thread has moved, and publishes that through a store
-connection of its own (the main one may be blocked). Nobody is asked while all goes well. A rank that hasn't moved for
-its limit raises an alarm, unless it only waits for a rank that moves; every rank then reports where it stands, the
-lowest one that lives writes logs/hang.json, and all leave with exit code 1 by themselves, without a collective. The
-process groups' own time limits are a backstop far behind.
+Each rank has one thread that looks every two seconds, or more often for short limits, whether the main thread has
+moved, and publishes that through a store connection of its own (the main one may be blocked). Nobody is asked while all
+goes well. A rank that hasn't moved for its limit raises an alarm, unless it only waits for a rank that moves; every
+rank then reports where it stands, the lowest one that lives writes logs/hang.json, and all leave with exit code 1 by
+themselves, without a collective. The process groups' own time limits are a backstop far behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from echofree.rundir import RunDir
 
 log = logging.getLogger("echofree")
 
-POLL_S = 1.0
+POLL_S = 2.0
+HURRY_S = 0.25  # between looks, once another rank has failed
 PATIENCE_S = 5.0  # for one answer of the store
 REPORT_S = 3.0  # for the other ranks' reports after an alarm
 READ_S = 1.0  # for all ranks to have the verdict
@@ -170,7 +171,7 @@ class Watchdog:
     # --- the thread
 
     def _watch(self) -> None:
-        while not self._stop.wait(self.poll_s):
+        while not self._stop.wait(self.poll_s if self._failed_since is None else HURRY_S):
             try:
                 self._look()
             except Unreachable:
