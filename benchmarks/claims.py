@@ -222,7 +222,7 @@ EXPORT = Bench(
                 peer=written(at("rows", name, "rtf"), "{:.4f}"),
                 form="{:.2f}",
             )
-            for name, label in (("speex_res", "SpeexDSP"), ("webrtc", "WebRTC AEC3"))
+            for name, label in (("speex_res", "SpeexDSP + residual"), ("webrtc", "WebRTC AEC3"))
         ),
         Claim(
             ("ONNX int8: processor time, to float32", "ONNX int8：处理器时间与 float32 之比"),
@@ -260,7 +260,12 @@ def cancellers() -> Bench:
         ("talk_deg", "double talk: AECMOS other", "双讲：AECMOS 其他", "{:.2f}"),
         ("near_deg", "near end alone: AECMOS other", "近端单讲：AECMOS 其他", "{:.2f}"),
         ("near_level_db", "near end alone: change of level, dB", "近端单讲：电平变化，dB", "{:.1f}"),
-        ("rtf", "processor time of a second of audio, s", "每秒音频的处理器时间，秒", "{:.4f}"),
+        (
+            "rtf",
+            "processor time of a second of audio, s (ours in torch; exported: see above)",
+            "每秒音频的处理器时间，秒（本项目在 torch 中；导出后见上）",
+            "{:.4f}",
+        ),
     )
     others = (
         ("mic", ("the microphone as it is", "未处理的麦克风")),
