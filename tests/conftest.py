@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+if find_spec("tqdm"):  # some packages show its bars; its thread would stay, and ranks are forked from this process
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED_VARIABLE = "ECHOFREE_TEST_SEED"
