@@ -105,12 +105,11 @@ def memory(facts: Facts) -> Check:
 
 def threads(facts: Facts) -> Check:
     name, plan = "threads", facts.plan
-    asked = facts.environment.get("OMP_NUM_THREADS")
-    each = plan.threads or (int(asked) if asked and asked.isdigit() else max(1, facts.cores // max(1, plan.ranks)))
+    each = plan.threads or max(1, facts.cores // max(1, plan.ranks) - (1 if plan.workers else 0))  # as num_threads
     found = f"{plan.ranks} rank(s) x {each} threads on {facts.cores} cores"
     if plan.ranks * each > facts.cores:
-        key = "dist.threads=0" if plan.threads else "unset OMP_NUM_THREADS"
-        return warn(name, f"{found}: threads would wait for each other, which costs several times the step", key)
+        remedy = "dist.threads=0" if plan.threads else f"dist.num_procs={facts.cores}, or data.num_workers=0"
+        return warn(name, f"{found}: threads would wait for each other, which costs several times the step", remedy)
     return passed(name, found)
 
 

@@ -145,13 +145,8 @@ CASES: list[tuple[Callable[[Facts], Check], dict[str, Any], str, str, str]] = [
     ),
     (place.memory, {"memory_mb": 1000, "plan": Plan(ranks=2)}, "fail", "1000 MB", "data.num_workers=0"),
     (place.memory, {"memory_mb": 1000}, "warn", "1000 MB", "data.num_workers"),
-    (
-        place.threads,
-        {"environment": {"OMP_NUM_THREADS": "8"}, "plan": Plan(ranks=2)},
-        "warn",
-        "2 rank(s) x 8 threads on 8 cores",
-        "unset OMP_NUM_THREADS",
-    ),
+    (place.threads, {"plan": Plan(ranks=2)}, "pass", "2 rank(s) x 3 threads on 8 cores", ""),
+    (place.threads, {"plan": Plan(ranks=9)}, "warn", "9 rank(s) x 1 threads on 8 cores", "dist.num_procs=8"),
     (place.threads, {"plan": Plan(ranks=2, threads=5)}, "warn", "2 rank(s) x 5", "dist.threads=0"),
     (place.slurm, {"slurm_commands": ("sbatch", "sacct")}, "warn", "doesn't answer", "scontrol ping"),
     (place.slurm, {"slurm_commands": ("sbatch",), "slurm_answers": True}, "warn", "no sacct", "accounting"),
@@ -256,3 +251,9 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert told["disk"]["status"] == "fail"
     assert told["all-reduce (gloo)"]["found"].startswith("2 ranks of this machine: ")
     assert len(told) >= 17
+
+
+def test_a_batch_size_that_is_looked_for() -> None:
+    from echofree.doctor import clips_of
+
+    assert [clips_of(size) for size in (4, "4", "auto", "auto:32")] == [4, 4, 16, 32]
