@@ -63,7 +63,12 @@ def guarded(task: env.Task, main: Callable[[], int], alone: bool = False) -> int
         os.environ[PIPE] = str(write)
         _leave(main)
     os.close(write)
-    return guard.watch()
+    code = guard.watch()
+    # srun ends the tasks of a step in which one failed. This one is leaving with a code of its own, and must not die of
+    # that while Python shuts down, which gives signals their default back
+    for number in (*TOLD, END):
+        signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 def tell(run_dir: Path) -> None:
