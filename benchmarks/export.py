@@ -126,22 +126,27 @@ class Rival:
 class InC:
     """An exported folder in the C program, a wav at a time."""
 
-    def __init__(self, artifact: Path, build: Path):
+    def __init__(self, artifact: Path, build: Path, engine: Path):
         self.artifact, self.folder, self.program = artifact, build, build / "echofree"
-        spec = find_spec("onnxruntime")
-        self.library = next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so*")) if spec else None
+        self.env = {**os.environ, "ONNXRUNTIME_LIB": str(engine)}
 
     def __call__(self, waves: dict[str, np.ndarray], rate_hz: int) -> tuple[float, np.ndarray]:
         """-> (processor seconds per second of audio, output)"""
         paths = [self.folder / f"{name}.wav" for name in ("mic", "far", "out")]
         for path in paths[:2]:
             soundfile.write(path, waves[path.stem], rate_hz, "FLOAT")
-        done = subprocess.run(
-            [self.program, self.artifact, *paths], env={**os.environ, "ONNXRUNTIME_LIB": str(self.library)},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        words = [self.program, self.artifact, *paths]
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, check=True)
         spent = float(re.findall(r"real-time factor (\S+);", done.stdout)[0])
         return spent, soundfile.read(paths[2], dtype="float32")[0]
+
+
+def c_engine() -> Path | None:
+    """onnxruntime's library for C, as its Python package brings it on most systems."""
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted((Path(spec.origin).parent / "capi").glob("libonnxruntime.so*"))), None)
 
 
 def c_program(folder: Path) -> str:
@@ -205,11 +210,12 @@ def main() -> int:
                 size = outcome.alignment.get("bytes", 0)
                 rows[outcome.name] = {"passed": not outcome.problems, "bytes": size, "load_s": load_s(outcome.folder)}
         programs: dict[str, InC | Rival] = {}
-        if why := c_program(Path(root) / "c"):
-            print(f"left out: examples/c: {why}")
+        engine = c_engine()
+        if engine is None or (why := c_program(Path(root) / "c")):
+            print(f"left out: examples/c: {'this onnxruntime brings no C library' if engine is None else why}")
         else:
             folders = {o.name: o.folder for o in outcomes if o.folder is not None and o.name in ("onnx", "onnx_int8")}
-            programs |= {f"{name}_in_c": InC(folder, Path(root) / "c") for name, folder in folders.items()}
+            programs |= {f"{name}_in_c": InC(folder, Path(root) / "c", engine) for name, folder in folders.items()}
         if int(model.sample_rate) == peer.RATE_HZ:
             rivals = cancellers.present(words.peers)
             programs |= {name: Rival(command, Path(root)) for name, command in rivals.items()}

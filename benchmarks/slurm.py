@@ -7,7 +7,7 @@ start: a job of two nodes with two ranks each, from sbatch to the end of its fir
 script that a person would write, started by the same srun: import torch, init_process_group, the same model in
 DistributedDataParallel, one AdamW step on noise of the same size. In turn, medians; target: 1.2. Where both nodes are
 one machine with fewer cores than ranks, everything beyond torch that a rank does (composing the config, two loader
-workers that make scenes) waits for a core: --tasks-per-node 1 shows what is left of that.
+workers that make scenes and run the linear stage ahead) waits for a core.
 
 soak: one job of two ranks that is stopped again and again, by the signal of --signal (a time-out) and by a job of a
 higher partition (a preemption), each at a random moment. None may be lost: every stop is counted in run.json with its
@@ -29,7 +29,7 @@ from pathlib import Path
 
 QUIET = {"OMP_NUM_THREADS": "1"}
 TRAIN = ["-m", "echofree.train", "dist=ddp", "train.device=cpu", "train.log_every=1", "train.final_test=false"]
-FIRST = ["train.front_end=device", "train.max_steps=1", "train.batch_size=4", "data.num_train=64", "data.num_valid=4"]
+FIRST = ["train.max_steps=1", "train.batch_size=4", "data.num_train=64", "data.num_valid=4"]
 BARE = """
 import os, time
 import torch, torch.distributed as dist

@@ -33,7 +33,7 @@ from echofree.checkpoint import load_model
 from echofree.contracts import Scenario
 from echofree.errors import ConfigError, ExitCode
 from echofree.metric.aecmos import AecmosModel
-from echofree.metric.core import View, frames, si_sdr
+from echofree.metric.core import FRAME_SAMPLES, View, frames, si_sdr
 from echofree.progress import Progress
 from echofree.verb import REQUIRED, Key, Words, ending, help_asked, parse
 
@@ -47,8 +47,8 @@ KEYS = {
     "max_change": Key("1.5", "dB by which the level of a lone talker may change"),
     "min_agreement": Key("5", "dB of SI-SDR between teacher and student"),
 }
+COLUMNS = ["piece", "recording", "start_s", "stop_s", "echo", "other", "agreement", "level_change", "left_out"]
 QUIET_DB, FAR_ACTIVE_DB = -35.0, -50.0  # of a frame, relative to the loudest of the recording
-FRAME_SAMPLES = 320
 ALONE_FRAMES = 25  # of a lone talker, from which his level says something
 DECAY_FRAMES = 15  # after the far end has stopped, the room still sounds
 
@@ -80,7 +80,8 @@ def pieces(
     """waves: mic, far, teacher, student, [T] each. A last part shorter than half a piece is left out."""
     size, found = round(bounds.piece_s * rate_hz), []
     total = len(waves["mic"])
-    playing, alone = playing_and_alone(waves["mic"], waves["far"])
+    energy = {name: frames(waves[name].astype(np.float64)) for name in ("mic", "far", "teacher")}
+    playing, alone = playing_and_alone(energy["mic"], energy["far"])
     for start in range(0, total, size):
         stop = min(start + size, total)
         if stop - start < size / 2:
@@ -94,9 +95,7 @@ def pieces(
         echo, other = aecmos(view) or (float("nan"), float("nan"))
         change = None
         if alone[here].sum() >= ALONE_FRAMES:
-            after, before = (
-                frames(waves[name].astype(np.float64))[here][alone[here]].sum() for name in ("teacher", "mic")
-            )
+            after, before = (energy[name][here][alone[here]].sum() for name in ("teacher", "mic"))
             change = float(10 * np.log10(max(after, 1e-20) / max(before, 1e-20)))
         figures: dict[str, float | None] = {
             "echo": echo, "other": other, "level_change": change,
@@ -107,11 +106,11 @@ def pieces(
 
 
 def playing_and_alone(mic: np.ndarray, far: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[T], [T] -> per frame of 20 ms: whether the far end plays; whether a talker is heard while it is long silent."""
-    loud_far, loud_mic = (frames(wave.astype(np.float64)) for wave in (far, mic))
-    playing = loud_far > max(loud_far.max(initial=0.0) * 10 ** (FAR_ACTIVE_DB / 10), 1e-9)
+    """Energies of frames, [L] each -> [L] each: whether the far end plays; whether a talker is heard while it has long
+    been silent."""
+    playing = far > max(far.max(initial=0.0) * 10 ** (FAR_ACTIVE_DB / 10), 1e-9)
     lately = np.convolve(playing, np.ones(DECAY_FRAMES + 1))[: len(playing)] > 0
-    talking = loud_mic > loud_mic.max(initial=0.0) * 10 ** (QUIET_DB / 10)
+    talking = mic > mic.max(initial=0.0) * 10 ** (QUIET_DB / 10)
     return playing, talking & ~lately
 
 
@@ -145,26 +144,26 @@ def run(words: Words) -> int:
     aecmos = AecmosModel(rate_hz)
     recordings = device_recordings(words, rate_hz)
     out.mkdir(parents=True, exist_ok=True)
-    rows, reasons = [], Counter[str]()
-    with Progress(len(recordings), "recordings") as bar:
+    reasons = Counter[str]()
+    with (
+        (out / "pseudo.csv").open("w", encoding="utf-8", newline="", buffering=1) as file,
+        Progress(len(recordings), "recordings") as bar,
+    ):
+        table = csv.DictWriter(file, COLUMNS)
+        table.writeheader()
         for index in range(len(recordings)):
             clip = recordings.item(index, 0)
             waves = {"mic": clip.mic, "far": clip.far}
             waves |= {name: heard(model, clip) for name, model in (("teacher", teacher), ("student", student))}
-            for number_, piece in enumerate(pieces(waves, rate_hz, bounds, aecmos)):
-                name = f"{index:04d}-{number_:03d}"
+            for place, piece in enumerate(pieces(waves, rate_hz, bounds, aecmos)):
+                name = f"{index:04d}-{place:03d}"
                 if not piece.why:
                     for kind, wave in (("mic", clip.mic), ("far", clip.far), ("near", waves["teacher"])):
                         audio.write(out / f"{name}_{kind}.flac", wave[piece.start : piece.stop], rate_hz, "PCM_16")
                 reasons[piece.why or "kept"] += 1
-                rows.append({"piece": name, "recording": clip.name, "start_s": piece.start / rate_hz,
-                             "stop_s": piece.stop / rate_hz, **piece.figures, "left_out": piece.why})  # fmt: skip
+                table.writerow({"piece": name, "recording": clip.name, "start_s": piece.start / rate_hz,
+                                "stop_s": piece.stop / rate_hz, **piece.figures, "left_out": piece.why})  # fmt: skip
             bar.update()
-    head = ["piece", "recording", "start_s", "stop_s", "echo", "other", "agreement", "level_change", "left_out"]
-    with (out / "pseudo.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, head)
-        writer.writeheader()
-        writer.writerows(rows)
     for why, count in reasons.most_common():
         print(f"{count:6d}  {why}")
     if not reasons["kept"]:
@@ -190,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             default = "must be given" if key.default == REQUIRED else f"default: {key.default}"
             print(f"  {name:14} {key.what} ({default})")
         return 0
-    return ending(lambda: run(parse(words, KEYS, ("data",))), "interrupted: the pieces written so far are whole")
+    return ending(lambda: run(parse(words, KEYS, ("data",))), "interrupted: the pieces that pseudo.csv lists are whole")
 
 
 if __name__ == "__main__":

@@ -159,11 +159,8 @@ class Loop:
 
     def _fit(self) -> Outcome:
         state, train = self.state, self.config.train
-        loader = self.make_loader((state.epoch, state.step_in_epoch))
-        self.pulse.board = loader.board
-        self.strategy.model.train()
+        loader = self._open()
         self.progress.done = self.progress.initial = state.step
-        self.signs = self.signs or Signs(self.strategy.parameters if self.state.step == 0 else ())
         if self.guard is not None and self.guard.before is None:
             self.guard.begin(mean_scores(self.evaluate(self.guard.dataset)))
         if not self.window.loss:
@@ -184,14 +181,20 @@ class Loop:
             self.progress.close()
         return Outcome("done", f"{state.step} steps")
 
+    def _open(self) -> TrainLoader:
+        """The loader of the current state, with all else ready to train from it."""
+        state = self.state
+        loader = self.make_loader((state.epoch, state.step_in_epoch))
+        self.pulse.board = loader.board
+        self.strategy.model.train()
+        self.signs = self.signs or Signs(self.strategy.parameters if state.step == 0 else ())
+        return loader
+
     def take(self, count: int) -> bool:
         """`count` steps from the current state, logged, with neither an evaluation nor a save: a round of a training
         whose other rounds may be elsewhere. -> False when it was asked to stop before"""
         state, train = self.state, self.config.train
-        loader = self.make_loader((state.epoch, state.step_in_epoch))
-        self.pulse.board = loader.board
-        self.strategy.model.train()
-        self.signs = self.signs or Signs(self.strategy.parameters if self.state.step == 0 else ())
+        loader = self._open()
         self.window = Window()  # the clock starts now
         try:
             for _ in range(count):

@@ -26,7 +26,7 @@ def die_with(parent: int) -> None:
 def exists(pid: int) -> bool:
     """Whether a process of this machine runs; one that has ended and waits to be collected doesn't."""
     try:
-        # asked every second beside a busy main thread: plain calls, since each gives up the interpreter lock once more
+        # asked again and again beside a busy main thread: few calls, since each gives up the interpreter lock once more
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             text = os.read(file, 512)
@@ -42,11 +42,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def num_threads(ranks: int, workers: int) -> int:
-    """Intra-op threads of a rank: its share of the cores that this process may use, less one that its loader workers
-    keep busy. Two threads that wait for one core cost far more than they bring: small operations take up to ten times
-    as long."""
-    return max(1, num_cores() // ranks - (1 if workers else 0))
+def num_threads(ranks: int, workers: int, cores: int | None = None) -> int:
+    """Intra-op threads of a rank: its share of the cores (None: those that this process may use), less one that its
+    loader workers keep busy. Two threads that wait for one core cost far more than they bring: small operations take up
+    to ten times as long."""
+    return max(1, (cores or num_cores()) // max(1, ranks) - (1 if workers else 0))
 
 
 def children(parent: int) -> list[int]:

@@ -68,6 +68,12 @@ def asked(train: TrainConfig) -> int | None:
     return train.batch_size if isinstance(train.batch_size, int) else None
 
 
+def usual(train: TrainConfig) -> int:
+    """Clips of one data rank and micro-batch before any search: those typed, N of auto:N, the default of auto."""
+    _, _, typed = str(train.batch_size).rpartition(":")
+    return int(typed if typed.isdigit() else TrainConfig.batch_size)
+
+
 def share(train: TrainConfig, data_size: int, before: Mapping[str, Any] | None = None) -> int:
     """Clips of one data rank in one step.
 
@@ -81,9 +87,7 @@ def share(train: TrainConfig, data_size: int, before: Mapping[str, Any] | None =
     if whole is None and before and asked(train) is None and before["global_batch"] % data_size == 0:
         whole = int(before["global_batch"])
     if whole is None:
-        _, _, typed = str(train.batch_size).rpartition(":")
-        usual = int(typed) if typed.isdigit() else TrainConfig.batch_size
-        return int(usual) * train.gradient_accumulation_steps
+        return usual(train) * train.gradient_accumulation_steps
     least = data_size * (asked(train) or 1)
     if whole % least:
         near = max(1, round(whole / least)) * least

@@ -52,16 +52,22 @@ def is_whole(job: Job, unbroken: list[tuple[int, float]], kinds: dict[str, int])
     return record
 
 
+def out_of_time_twice(job: Job, signal: str, unbroken: list[tuple[int, float]]) -> dict[str, Any]:
+    """Warned by a signal, twice: requeued each time, and whole at the end. -> its record"""
+    for restart in (1, 2):
+        job.reaches(10 * restart)
+        ask("scancel", f"--signal={signal}", job.number)
+        until(lambda n=restart: int(job.facts.get("Restarts", 0)) == n and job.state == "RUNNING", 60, job.told)
+    record = is_whole(job, unbroken, {"timeout": 2})
+    assert [stop["requeued"] for stop in record["stops"]] == [True, True]
+    return record
+
+
 def test_out_of_time_twice_in_an_array(submit: Callable[..., Job], unbroken: list[tuple[int, float]]) -> None:
     """--signal=USR2@n, sent by hand; a wandb run goes on under the same id."""
     job = submit(f"srun {train(*WORDS, 'logger=wandb')}", *TWO, "--array=3", "--signal=USR2@60")
     job.number += "_3"
-    for restart in (1, 2):
-        job.reaches(10 * restart)
-        ask("scancel", "--signal=USR2", job.number)
-        until(lambda n=restart: int(job.facts.get("Restarts", 0)) == n and job.state == "RUNNING", 60, job.told)
-    record = is_whole(job, unbroken, {"timeout": 2})
-    assert [stop["requeued"] for stop in record["stops"]] == [True, True]
+    record = out_of_time_twice(job, "USR2", unbroken)
     assert {stop["job"] for stop in record["stops"]} == {job.number}
     runs = [path.name.rpartition("-")[0] + path.name.rpartition("-")[2] for path in job.run.glob("wandb/offline-run-*")]
     assert len(runs) == 3
@@ -99,12 +105,7 @@ def test_out_of_time_under_torchrun(submit: Callable[..., Job], unbroken: list[t
             --rdzv-endpoint=$head:29500 --rdzv-id=$SLURM_JOB_ID {words}
     """
     job = submit(script, *TWO, "--signal=TERM@60")
-    for restart in (1, 2):
-        job.reaches(10 * restart)
-        ask("scancel", "--signal=TERM", job.number)
-        until(lambda n=restart: int(job.facts.get("Restarts", 0)) == n and job.state == "RUNNING", 60, job.told)
-    record = is_whole(job, unbroken, {"timeout": 2})
-    assert [stop["requeued"] for stop in record["stops"]] == [True, True]
+    record = out_of_time_twice(job, "TERM", unbroken)
     assert record["world"]["source"] == "torchrun"
 
 

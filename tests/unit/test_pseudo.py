@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,3 +108,16 @@ def test_a_folder_to_train_on(recordings: Path, tmp_path: Path, capsys: pytest.C
     words[3] = f"out={tmp_path / 'none'}"
     assert pseudo.main([*words, "min_echo=5.1"]) == 1
     assert "nothing was kept" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_recipe(recordings: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """As experiments/README.md has them, with less data."""
+    pytest.importorskip("speechmos", reason="needs echofree[metrics]")
+    words = ["teacher=tiny", "student=tiny", f"data.root={recordings}", f"out={tmp_path / 'pseudo'}", "piece_s=4"]
+    assert pseudo.main([*words, "min_echo=0", "min_other=0", "max_change=100"]) == 0
+    train = ["data=folder", "data.root=pseudo", "init_from=tiny", "data.replay.share=0.5"]
+    short = ["debug=quick", "train.batch_size=2", "data.valid_fraction=0", "data.test_fraction=0"]
+    cli("train", *train, *short, "train.final_test=false", cwd=tmp_path).check()
+    (run,) = (tmp_path / "outputs/debug").glob("*/run.json")
+    assert json.loads(run.read_text())["status"] == "done"

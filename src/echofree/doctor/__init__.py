@@ -62,18 +62,11 @@ def _with_folder(words: list[str]) -> list[str]:
     return ["data=folder", *words] if "data.root" in named and "data" not in named else words
 
 
-def clips_of(batch_size: int | str) -> int:
-    """Of a micro-batch, as far as it is known beforehand: `auto:N` looks for parts of N, `auto` of the default."""
-    from echofree.config.schema import TrainConfig
-
-    last = str(batch_size).rpartition(":")[2]
-    return int(last if last.isdigit() else TrainConfig.batch_size)
-
-
 def plan(config: Any) -> Any:
     """What a run of `config` would start on this machine."""
     from echofree.dist.local import how_many
     from echofree.doctor.facts import Plan
+    from echofree.sizing import usual
 
     data, dist = config.data, config.dist
     root = data.get("root")
@@ -81,7 +74,7 @@ def plan(config: Any) -> Any:
         ranks=1 if dist.name.value == "single" else how_many(dist.num_procs, config.train.device),
         workers=int(data.get("num_workers") or 0),
         prefetch=int(data.get("prefetch_factor") or 1),
-        batch_size=clips_of(config.train.batch_size),
+        batch_size=usual(config.train),
         clip_s=float(data.get("clip_s") or data.get("max_s") or CLIP_S),
         num_nodes=dist.num_nodes,
         rendezvous=dist.rendezvous,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from echofree.doctor.check import Check, fail, passed, warn
 from echofree.doctor.facts import Facts
+from echofree.process import num_threads
 
 # Estimates, rough on purpose: a process that has imported torch, and a loader worker forked from it.
 RANK_MB, WORKER_MB = 500, 150
@@ -105,10 +106,10 @@ def memory(facts: Facts) -> Check:
 
 def threads(facts: Facts) -> Check:
     name, plan = "threads", facts.plan
-    each = plan.threads or max(1, facts.cores // max(1, plan.ranks) - (1 if plan.workers else 0))  # as num_threads
+    each = plan.threads or num_threads(plan.ranks, plan.workers, facts.cores)
     found = f"{plan.ranks} rank(s) x {each} threads on {facts.cores} cores"
     if plan.ranks * each > facts.cores:
-        remedy = "dist.threads=0" if plan.threads else f"dist.num_procs={facts.cores}, or data.num_workers=0"
+        remedy = "dist.threads=0" if plan.threads else f"dist.num_procs={facts.cores}"
         return warn(name, f"{found}: threads would wait for each other, which costs several times the step", remedy)
     return passed(name, found)
 

@@ -254,6 +254,8 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 
 def test_a_batch_size_that_is_looked_for() -> None:
-    from echofree.doctor import clips_of
+    from echofree.config.compose import compose
+    from echofree.doctor import plan
 
-    assert [clips_of(size) for size in (4, "4", "auto", "auto:32")] == [4, 4, 16, 32]
+    plans = [plan(compose([f"train.batch_size={size}"]).config) for size in ("4", "auto", "auto:32")]
+    assert [found.batch_size for found in plans] == [4, 16, 32]
