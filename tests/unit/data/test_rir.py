@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.signal import resample_poly
 
 from echofree.data import rir
 from echofree.data.rir import BankConfig, build_bank, load_bank, shoebox
@@ -42,7 +43,9 @@ def test_first_reflections_are_where_mirrors_put_them(rng: np.random.Generator) 
     distance = np.linalg.norm(image - mic)
     at = direct + (distance - first) / 343.0 * RATE
     around = taps[round(at) - 4 : round(at) + 5]
-    assert np.abs(around).max() == pytest.approx(first / distance * reflection, rel=0.35)
+    # between samples: the largest sample of a sinc half way between two is only 0.64 of its peak
+    fine = resample_poly(taps[round(at) - 32 : round(at) + 33].astype(float), 8, 1)[28 * 8 : 36 * 8 + 1]
+    assert np.abs(fine).max() == pytest.approx(first / distance * reflection, rel=0.35)
     # sincs off the grid keep their sum
     assert around.sum() == pytest.approx(first / distance * reflection, rel=0.25)
 
