@@ -6,10 +6,12 @@ A model and clips in miniature; what takes the time is starting Python.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command import run_verb
@@ -71,6 +74,15 @@ def wait_for(what: Callable[[], Any], timeout_s: float, process: subprocess.Pope
             raise AssertionError(f"it ended with {process.returncode}")
         time.sleep(0.05)
     raise AssertionError(f"not within {timeout_s:g} s")
+
+
+def free_port() -> int:
+    """Below those that a system hands out by itself, so that nothing else takes it before the server listens."""
+    for port in np.random.default_rng().permutation(np.arange(20000, 32000)).tolist():
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 class Started:
@@ -194,9 +206,7 @@ def test_a_bad_update_can_stop_it_and_too_few_good_ones_change_nothing(tmp_path:
 
 
 def test_clients_over_tls_one_killed_and_the_server_started_again(tmp_path: Path, start: Started) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     made = run_verb(
         "federate", "federated.role=certificates", "federated.certificates=pems", "federated.address=127.0.0.1:1",
         cwd=start.folder,
@@ -228,7 +238,8 @@ def test_clients_over_tls_one_killed_and_the_server_started_again(tmp_path: Path
     log = start.text("server")
     assert "over TLS" in log
     assert "goes on after round" in log
-    assert "client 2 (" in log, "the killed one is named"
+    # killed while it worked, or between two rounds
+    assert re.search(r"left out: client 2 \(|not there: client 2", log), "the killed one is named"
     assert "no server" in start.text("device0")
     # whoever doesn't know the authority is told so and not let in
     run_verb(

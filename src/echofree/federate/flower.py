@@ -29,4 +29,10 @@ def load(name: str = "flwr") -> Any:
     logger = logging.getLogger("flwr")
     logger.setLevel(logging.ERROR)
     logger.propagate = False
+    logging.getLogger("grpc._server").addFilter(_no_trace_of_a_client_that_left)
     return found
+
+
+def _no_trace_of_a_client_that_left(record: logging.LogRecord) -> bool:
+    """The round says who is missing; the stack of the connection's thread adds nothing."""
+    return record.exc_info is None or type(record.exc_info[1]).__name__ != "GrpcBridgeClosed"

@@ -101,24 +101,33 @@ def test_a_changed_echo_path_is_learnt_again_at_once(rng: np.random.Generator) -
 
 
 def test_shadow_alarms_at_a_change_and_not_at_a_talker(rng: np.random.Generator) -> None:
-    """Fed with the error of a filter that fits perfectly until the change; a talker comes before it."""
-    shadow, hop = Shadow(RATE, 256), 256
-    far, near = speech(rng, 8.0), speech(rng, 8.0)
-    near[: 2 * RATE] = 0
-    near[4 * RATE :] = 0
-    paths = [room(rng), room(rng)]
-    old, new = (echo_of(far, h) for h in paths)
+    """Sixteen scenes, fed with the error of a filter that fits perfectly until the change; a talker comes before it.
+
+    Time after the change counts while the far end speaks: in a pause there is nothing to notice. In 400 scenes the
+    alarm came after 0.2 s (median) and 0.5 s (98 %), and a talker was taken for a change in two."""
+    shadow, hop, num = Shadow(RATE, 256), 256, 16
+    far, near = (np.stack([speech(rng, 8.0) for _ in range(num)]) for _ in range(2))
+    near[:, : 2 * RATE] = 0
+    near[:, 4 * RATE :] = 0
+    old, new = (np.stack([echo_of(x, room(rng)) for x in far]) for _ in range(2))
     change = 6 * RATE
-    echo = np.concatenate([old[:change], new[change:]])
-    state = shadow.init_state(1)
-    one, alarms = torch.ones(1, 1), []
-    for t in range(len(far) // hop):
+    echo = np.concatenate([old[:, :change], new[:, change:]], axis=1)
+    state = shadow.init_state(num)
+    one, alarms = torch.ones(num, 1), []
+    for t in range(far.shape[1] // hop):
         here = slice(t * hop, (t + 1) * hop)
-        mic, x, left = (torch.tensor(v[here][None]) for v in (echo + near, far, echo + near - old))
+        mic, x, left = (torch.tensor(v[:, here]) for v in (echo + near, far, echo + near - old))
         heard = shadow.hear(torch.stack([mic, x], 1), state)
         told = shadow.step(heard, 0, left, one, one, 0.1 * one if t <= 1 else 1e-4 * one, state)
         assert (told is None) == (t % 2 == 0)  # an answer per block of two hops
-        if told is not None and told[0]:
-            alarms.append(t * hop / RATE)
-    assert any(6.0 < moment < 6.8 for moment in alarms), alarms
-    assert not any(moment < 6.0 for moment in alarms), alarms
+        if told is not None:
+            alarms.append(told[0][:, 0].numpy() > 0)
+    alarm = np.stack(alarms, axis=1)  # [num, blocks]
+    until = change // (2 * hop)  # blocks that end before the change
+    assert alarm[:, :until].any(1).sum() <= 2, alarm[:, :until].sum(1)
+    loud = (far[:, : alarm.shape[1] * 2 * hop].reshape(num, -1, 2 * hop) ** 2).mean(-1) > 1e-5
+    told_at = until + alarm[:, until:].argmax(1)
+    spoken_s = np.array([loud[k, until:end].sum() for k, end in enumerate(told_at)]) * 2 * hop / RATE
+    assert alarm[:, until:].any(1).all()
+    assert np.median(spoken_s) < 0.4, spoken_s
+    assert (spoken_s < 0.8).sum() >= num - 1, spoken_s
