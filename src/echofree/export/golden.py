@@ -34,6 +34,7 @@ STATES_EVERY_S = 5.0
 GOLDEN_S = 4.0
 CALIBRATION_S = 60.0
 CALIBRATION_EVERY = 5  # hops between two calibration steps
+LOUD_S = 10  # of calibration, clipped
 Tick = Callable[[], None]  # says that the process is alive
 
 
@@ -164,11 +165,11 @@ def _silence(waves: dict[str, np.ndarray], rate_hz: int) -> dict[str, np.ndarray
     return {"mic": np.concatenate([quiet, mic, quiet, quiet]), "far": np.concatenate([quiet, quiet, far, quiet])}
 
 
-def _extremes(rate_hz: int) -> dict[str, np.ndarray]:
+def _extremes(rate_hz: int, seed: int = 0, half_wave_hz: int = 200) -> dict[str, np.ndarray]:
     """int16 full scale, both signs, in squares and noise: what 16 bit can hold."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     time = np.arange(4 * rate_hz)
-    square = np.where(time // (rate_hz // 200) % 2, 32767, -32768)
+    square = np.where(time // (rate_hz // half_wave_hz) % 2, 32767, -32768)
     noise = rng.choice([-32768, 32767], len(time))
     mic = np.concatenate([square, noise[: 2 * rate_hz]]).astype(np.int16)
     far = np.concatenate([noise, square[: 2 * rate_hz]]).astype(np.int16)
@@ -196,10 +197,15 @@ def steps(
 
 
 def calibration(model: Any, graph: StreamGraph) -> Calibration:
-    """Inputs and states of steps over a stream of validation scenes, all scenarios and levels, by the graph's names."""
+    """Inputs and states of steps over a stream of validation scenes, all scenarios and levels, and the loudest that can
+    come (clipped scenes, full scale), by the graph's names. None of it is in the streams that judge."""
 
     def examples() -> Iterator[dict[str, np.ndarray]]:
-        waves, _ = Scenes(int(model.sample_rate), "valid").make(CALIBRATION_S)
+        rate = int(model.sample_rate)
+        scenes, _ = Scenes(rate, "valid").make(CALIBRATION_S)
+        full = _extremes(rate, seed=1, half_wave_hz=320)
+        clipped = {name: np.clip(20 * wave[: LOUD_S * rate], -1, 1) for name, wave in scenes.items()}
+        waves = {name: np.concatenate([scenes[name], clipped[name], full[name]]) for name in ("mic", "far")}
         names = [*graph.inputs, *map(input_name, graph.state_names)]
         for number, (inputs, before, _) in enumerate(steps(model, graph, waves)):
             if number % CALIBRATION_EVERY == 0:

@@ -23,18 +23,22 @@ MODES = ("dynamic", "static")
 PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose", "GRU", "LSTM")  # what holds the weights of a network
 REPORT = "quantization.json"
 SPLIT = "_MatMul"  # onnxruntime takes a Gemm apart before it looks which nodes to leave out
-CALIBRATIONS = ("percentile", "minmax", "entropy")
+SMALL = 0.05  # static: layers with a smaller share of the weights stay float; they are the first, the last, and cheap
+RECURRENT = "weight_hh"  # products of a hidden state: with a range that was calibrated its errors add up
+CALIBRATIONS = ("minmax", "percentile", "entropy")
 
 
 class OnnxInt8:
     """Writes model.onnx and quantization.json, which says layer by layer what became 8 bit and what stayed float.
 
     Args:
-        mode: dynamic: weights 8 bit, activations measured at every step; static: activations by calibration, too.
+        mode: dynamic: weights 8 bit, activations measured at every step; static: what goes into the large layers has a
+            range by calibration, except hidden states, which are still measured, and layers with less than 5 % of the
+            weights stay float.
         opset: of the file, 18 to 20.
         per_channel: a scale per output of a layer rather than one for all.
-        keep: layers (parts of their names) that stay float.
-        calibration: static only: percentile | minmax | entropy.
+        keep: further layers (parts of their names) that stay float.
+        calibration: static only: minmax | percentile | entropy.
     """
 
     engine, file, precision = "onnxruntime", "model.onnx", "int8"
@@ -45,7 +49,7 @@ class OnnxInt8:
         opset: int = 20,
         per_channel: bool = True,
         keep: list[str] | None = None,
-        calibration: str = "percentile",
+        calibration: str = "minmax",
     ):
         problems = []
         if mode not in MODES:
@@ -68,11 +72,16 @@ class OnnxInt8:
         check(model, graph, self.inner.opset)
         layers = name_layers(model)
         kept = [name for name in layers if any(part in name for part in ("bands", *self.keep))]
+        measured: list[str] = []
+        if self.mode == "static":
+            total = sum(count for _, count in layers.values())
+            kept += [name for name, (_, count) in layers.items() if count < SMALL * total and name not in kept]
+            measured = [name for name in layers if RECURRENT in name and name not in kept]
         source, prepared = folder / "float.onnx", folder / "prepared.onnx"
         onnx.save(model, source)
         try:
             with quiet():
-                self._quantise(source, prepared, kept, calibration, folder / self.file)
+                self._quantise(source, prepared, kept, measured, calibration, folder / self.file)
         finally:
             source.unlink(missing_ok=True)
             prepared.unlink(missing_ok=True)
@@ -91,19 +100,25 @@ class OnnxInt8:
     def weights(self, folder: Path) -> dict[str, np.ndarray]:
         return {}
 
-    def _quantise(self, source: Path, prepared: Path, kept: list[str], calibration: Calibration, target: Path) -> None:
+    def _quantise(
+        self, source: Path, prepared: Path, kept: list[str], measured: list[str], calibration: Calibration, target: Path
+    ) -> None:
         from onnxruntime import quantization as q
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
-        kept = kept + [name + SPLIT for name in kept]
-        if self.mode == "dynamic":
+        def dynamic(path: Path, to: Path, only: list[str] | None, excluded: list[str]) -> None:
             # unsigned: signed weights saturate on processors without VNNI
             q.quantize_dynamic(
-                source, target, ["MatMul", "Gemm"], self.per_channel, weight_type=q.QuantType.QUInt8,
-                nodes_to_exclude=kept,
+                path, to, ["MatMul", "Gemm"], self.per_channel, weight_type=q.QuantType.QUInt8,
+                nodes_to_quantize=only, nodes_to_exclude=excluded + [name + SPLIT for name in excluded],
             )  # fmt: skip
+
+        if self.mode == "dynamic":
+            dynamic(source, target, None, kept)
             return
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        if measured:
+            dynamic(prepared, prepared, [*measured, *(name + SPLIT for name in measured)], [])
         method = {
             "percentile": q.CalibrationMethod.Percentile,
             "minmax": q.CalibrationMethod.MinMax,
@@ -112,9 +127,25 @@ class OnnxInt8:
         q.quantize_static(
             str(prepared), str(target), _Reader(calibration()), q.QuantFormat.QDQ, ["MatMul", "Gemm"],
             self.per_channel, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8,
-            nodes_to_exclude=kept, calibrate_method=method,
-            extra_options={"CalibPercentile": 99.9} if self.calibration == "percentile" else {},
+            nodes_to_exclude=carriers(kept + measured, prepared), calibrate_method=method,
+            extra_options={
+                "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],  # what leaves a product stays float
+                **({"CalibPercentile": 99.9} if self.calibration == "percentile" else {}),
+            },
         )  # fmt: skip
+
+
+def carriers(layers: list[str], path: Path) -> list[str]:
+    """The nodes of a simplified file that carry these layers: a product that took in the sum behind it is called
+    "LAYER/MatMulAddFusion", one that was taken apart "LAYER_MatMul"."""
+    import onnx
+
+    return [node.name for node in onnx.load(path).graph.node if layer_of(node) in layers]
+
+
+def layer_of(node: Any) -> str:
+    """The layer's name as `name_layers` gave it."""
+    return str(node.name).split("/")[0].removesuffix(SPLIT)
 
 
 class _Reader:
@@ -168,13 +199,13 @@ def name_layers(model: Any) -> dict[str, tuple[str, int]]:
 
 def report(layers: dict[str, tuple[str, int]], made: Any) -> list[dict[str, Any]]:
     """A row per layer: name, operator, number of weights, int8 or float32."""
-    still = {node.name for node in made.graph.node if node.op_type in PRODUCTS and not _dequantised(node, made)}
+    still = {layer_of(node) for node in made.graph.node if node.op_type in PRODUCTS and not _dequantised(node, made)}
     return [
         {
             "layer": layer,
             "operator": operator,
             "parameters": count,
-            "precision": "float32" if {layer, layer + SPLIT} & still else "int8",
+            "precision": "float32" if layer in still else "int8",
         }
         for layer, (operator, count) in layers.items()
     ]

@@ -16,6 +16,7 @@ FRONT = {"num_partitions": 4, "max_delay_ms": 200.0}
 MAKERS: dict[str, Callable[[], Any]] = {
     "linear": lambda: Linear(num_partitions=4, max_delay_ms=200.0),
     "tiny": lambda: BarkNet(hidden_size=24, front_end=FRONT),
+    "wide tiny": lambda: BarkNet(front_end=FRONT),
     "small": lambda: ConvRecurrentNet(channels=(8, 8, 8), hidden_size=24, front_end=FRONT),
     "base": lambda: Transformer(hidden_size=32, num_layers=2, num_heads=2, context_frames=6, front_end=FRONT),
 }

@@ -72,6 +72,42 @@ def test_static_uses_its_calibration(tiny, tmp_path, calibration):
     assert all(value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for value in model.graph.output)
 
 
+def test_static_keeps_what_it_is_told_and_what_is_small(tmp_path):
+    """Simplifying the file renames its products; a layer that is to stay float must be found all the same."""
+    graph = stream_graph(make("wide tiny", spread=0.02))
+
+    def steps():
+        rng = np.random.default_rng(0)
+        noise = {name: rng.normal(0, 1, shape).astype(np.float32) for name, shape in graph.inputs.items()}
+        yield {**noise, **{name: value.numpy() for name, value in graph.initial.items()}}
+
+    found = {}
+    for keep in ((), ("unfold",)):
+        folder = tmp_path / ("-".join(keep) or "none")
+        folder.mkdir()
+        OnnxInt8(mode="static", keep=list(keep)).write(graph, steps, folder)
+        model = onnx.load(folder / "model.onnx")
+        weights = {item.name: item.data_type for item in model.graph.initializer if item.name.startswith("parts.")}
+        floats = {name for name, kind in weights.items() if kind == onnx.TensorProto.FLOAT and name.endswith("weight")}
+        rows = {row["layer"]: row["precision"] for row in json.loads((folder / "quantization.json").read_text())}
+        found[keep] = ({name for name, precision in rows.items() if precision == "int8"}, floats, model)
+    large = {"network.gru.weight_ih_l0", "network.gru.weight_hh_l0", "network.unfold"}
+    assert found[()][0] == large
+    assert "parts.network.unfold.weight" not in found[()][1]
+    assert {"parts.network.gain.weight", "parts.network.planes.0.point.weight"} <= found[()][1]
+    assert found[("unfold",)][0] == large - {"network.unfold"}
+    assert "parts.network.unfold.weight" in found[("unfold",)][1]
+    measured = [node for node in found[()][2].graph.node if node.op_type == "DynamicQuantizeLinear"]
+    assert len(measured) == 1, "the hidden state's range is measured at every step"
+
+
+@pytest.mark.slow
+def test_static_passes_the_gate(tmp_path):
+    model, said = make("wide tiny", spread=0.02), []
+    (outcome,) = export(model, {"onnx_int8": OnnxInt8(mode="static")}, tmp_path, "a checkpoint", 0.1, said.append)
+    assert outcome.problems == [], said
+
+
 class Coarse(Onnx):
     """Claims to be 8 bit, but all weights of the network have 2."""
 
