@@ -11,8 +11,9 @@ from claims import BENCHES, Bench, Claim
 Found = Mapping[str, Mapping[str, Any]]
 MARK = "<!-- written by benchmarks/all.py -->"
 HEAD = (
-    f"""{MARK}
-# Benchmarks
+    f"""# Benchmarks
+
+{MARK}
 
 Every figure that this project claims, how it was measured, and what it has to keep. A ratio is taken between things
 that took turns in the same run, so that a busy machine slows both; below 1 EchoFree is the quicker one. One command
@@ -25,8 +26,9 @@ python benchmarks/all.py --peers FOLDER --checkpoint RUN_DIR --recordings DIR --
 
 `benchmarks/all.py` says what the words are. Left out, they leave out what needs them.
 """,
-    f"""{MARK}
-# 基准测试
+    f"""# 基准测试
+
+{MARK}
 
 本项目声称的每一个数字、测量方法以及必须守住的界限。比值取自同一次运行中轮流进行的双方，因此机器繁忙时双方同样变慢；小于一表示
 EchoFree 更快。一条命令即可重新测量全部数字并写出此页：

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 KEYS = {
     "model": Key(
         REQUIRED,
-        "tiny and tiny_20ms (come trained), linear (a Kalman filter), a run directory, one of its checkpoints, an exported folder",
+        "tiny, tiny_20ms (come trained), linear (a Kalman filter), a run directory, a checkpoint, an exported folder",
     ),
     "mic": Key(REQUIRED, "the microphone's file"),
     "far": Key("none", "the far end's file, as sent to the loudspeaker; none: the microphone is passed through"),
